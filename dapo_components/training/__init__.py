@@ -1,0 +1,1 @@
+"""Pieces of a training loop: model access, distribution, checkpoints, configuration."""
