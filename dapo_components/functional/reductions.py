@@ -119,7 +119,7 @@ class BatchCounts:
     Each count is a number or a 0-dim tensor; tensors avoid a device synchronisation.
 
     Raises:
-        ValueError: If ``world_size`` is below 1, a count is a negative or non-finite number or a tensor with dimensions.
+        ValueError: If ``world_size`` is below 1, or a count is negative, not finite or a tensor with dimensions.
 
     Example:
         >>> BatchCounts(num_tokens=6, num_sequences=3, num_groups=2).num_tokens
@@ -233,7 +233,7 @@ def aggregation_weights(
         denominator = _as_count(counts.num_sequences, mask, dtype)
         if mode == "seq_mean_token_mean":
             denominator = denominator * row_tokens.clamp(min=1)
-        elif mode == "seq_mean_token_sum_norm":
+        elif mode == "seq_mean_token_sum_norm" and length_scale is not None:
             denominator = denominator * length_scale
     return mask.to(dtype) * (counts.world_size / denominator)
 
@@ -296,9 +296,7 @@ def _mask_like(x: Tensor, mask: Tensor) -> Tensor:
     try:
         return mask.expand_as(x)
     except RuntimeError as error:
-        raise ValueError(
-            f"mask must broadcast to the shape of x, {tuple(x.shape)}, got {tuple(mask.shape)}"
-        ) from error
+        raise ValueError(f"mask must broadcast to the shape of x, {tuple(x.shape)}, got {tuple(mask.shape)}") from error
 
 
 def _own_counts(mask: Tensor) -> BatchCounts:
