@@ -1,0 +1,97 @@
+"""Collectives that are the identity in one process, so that a loop reads the same with and without ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dapo_components.functional.reductions import BatchCounts
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return this process's rank and the number of processes; ``(0, 1)`` without a process group.
+
+    Example:
+        >>> rank_and_world_size()
+        (0, 1)
+    """
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def all_reduce_counts(mask: Tensor) -> BatchCounts:
+    """Count tokens, sequences and groups of a whole optimizer step, over all ranks.
+
+    A token mean over ranks with unequal token counts is only right with the global denominator: FSDP and DDP average
+    gradients, so the loss is multiplied by ``world_size``, which the result carries.
+
+    Args:
+        mask: ``[B, G, T]`` bool loss mask of this rank's share, all micro-batches together.
+
+    Example:
+        >>> all_reduce_counts(torch.ones(2, 3, 4, dtype=torch.bool)).num_tokens
+        tensor(24)
+    """
+    local = BatchCounts.from_mask(mask)
+    _, world_size = rank_and_world_size()
+    if world_size == 1:
+        return local
+    counts = [torch.as_tensor(value) for value in (local.num_tokens, local.num_sequences, local.num_groups)]
+    total = all_reduce_sum(dict(zip("tsg", counts, strict=True)))
+    return BatchCounts(total["t"], total["s"], total["g"], world_size=world_size)
+
+
+def all_reduce_sum(values: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """Sum each named scalar over ranks in one collective, in float64.
+
+    Example:
+        >>> all_reduce_sum({"reward": 1.5})
+        {'reward': tensor(1.5000, dtype=torch.float64)}
+    """
+    return _reduce(values, dist.ReduceOp.SUM)
+
+
+def all_reduce_max(value: int) -> int:
+    """Return the largest ``value`` of any rank.
+
+    Example:
+        >>> all_reduce_max(3)
+        3
+    """
+    return int(_reduce({"value": value}, dist.ReduceOp.MAX)["value"])
+
+
+def all_reduce_maxima(values: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """Take the maximum of each named scalar over ranks."""
+    return _reduce(values, dist.ReduceOp.MAX)
+
+
+def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the trainer's parameters one at a time, gathered if they are sharded.
+
+    Every rank must exhaust the iterator: gathering is a collective.
+
+    Example:
+        >>> [name for name, _ in full_parameters(nn.Linear(1, 1))]
+        ['weight', 'bias']
+    """
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach()
+        yield name.replace("_checkpoint_wrapped_module.", ""), tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _reduce(values: Mapping[str, Tensor | float], operation: dist.ReduceOp.RedOpType) -> dict[str, Tensor]:
+    stacked = torch.stack([torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in values.values()])
+    if rank_and_world_size()[1] > 1:
+        on_device = stacked.to(_collective_device())
+        dist.all_reduce(on_device, operation)
+        stacked = on_device.cpu()
+    return dict(zip(values, stacked, strict=True))
+
+
+def _collective_device() -> torch.device:
+    """NCCL reduces CUDA tensors only; gloo takes CPU tensors."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
