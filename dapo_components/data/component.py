@@ -23,8 +23,8 @@ class Component(TensorDictModuleBase):
 
     def __init__(self, in_keys: Sequence[Key], out_keys: Sequence[Key]) -> None:
         super().__init__()
-        self.in_keys = [_as_key(key) for key in in_keys]
-        self.out_keys = [_as_key(key) for key in out_keys]
+        self.in_keys = [as_key(key) for key in in_keys]
+        self.out_keys = [as_key(key) for key in out_keys]
 
     def read(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         """Return the tensors at ``in_keys``.
@@ -56,6 +56,6 @@ def read_key(tensordict: TensorDictBase, key: Key, *, reader: str) -> Tensor:
     return value
 
 
-def _as_key(key: Key | Sequence[str]) -> Key:
+def as_key(key: Key | Sequence[str]) -> Key:
     """Let YAML write a nested key as a list."""
     return key if isinstance(key, str) else tuple(key)
