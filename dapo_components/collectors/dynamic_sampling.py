@@ -13,11 +13,13 @@ from typing import Any, Literal, final
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from dapo_components.collectors.rollout import RolloutCollector
 from dapo_components.data.batch import concatenate
 from dapo_components.data.loader import PromptLoader
 from dapo_components.filters import GroupFilter
+from dapo_components.training.metrics import MetricSums
 
 RolloutSink = Callable[[list[dict[str, Any]]], None]
 
@@ -88,6 +90,7 @@ class DynamicSamplingCollector:
         self.max_staleness = max_staleness
         self.on_rollouts = on_rollouts
         self.counts: Counter[str] = Counter()
+        self._seen: dict[str, list[Tensor]] = {}
         self._rank, self._world_size = rank, world_size
         self._waiting: list[tuple[int, TensorDict]] = []  # (step it was generated in, batch of one group)
         self._acceptance = 1.0 / oversampling if group_filter else 1.0
@@ -103,7 +106,7 @@ class DynamicSamplingCollector:
             DynamicSamplingExhausted: See ``on_exhausted``; accepted groups then wait for the next call.
             GenerationFailed: If the engine fails.
         """
-        self.counts = Counter()
+        self.counts, self._seen = Counter(), {}
         self._drop_stale()
         rejected: list[TensorDict] = []
         while len(self._waiting) < self.prompts_per_step:
@@ -120,15 +123,18 @@ class DynamicSamplingCollector:
         self._step += 1
         return concatenate([batch for _, batch in taken], pad_id=self.rollouts.pad_id)
 
-    def metrics(self) -> dict[str, float]:
-        """Counts of the last :meth:`collect`, to be summed over ranks; see docs/recipes/dapo.md."""
-        return {f"sampling/{name}": float(count) for name, count in sorted(self.counts.items())}
+    def report(self, metrics: MetricSums) -> None:
+        """Add the counts of the last :meth:`collect`, and what all its responses show before filtering."""
+        for name in ("gen_batches", "launched", "used", "carried_in", "waiting", "filtered", "stale"):
+            metrics.sum(f"sampling/{name}", float(self.counts[name]))
+        for name, values in self._seen.items():
+            metrics.mean(f"sampling/{name}", torch.cat(values))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes between calls: prompts, waiting groups, acceptance rate, ids."""
         return {
             "loader": self.loader.state_dict(),
-            "waiting": [(step, batch.to_dict()) for step, batch in self._waiting],
+            "waiting": [(step, batch.clone().to_dict()) for step, batch in self._waiting],
             "acceptance": self._acceptance,
             "num_launched": self._num_launched,
             "step": self._step,
@@ -165,6 +171,8 @@ class DynamicSamplingCollector:
         self.counts["gen_batches"] += 1
         self.counts["launched"] += len(prompts)
         self.counts["filtered"] += len(rejected)
+        for name, values in (("accuracy", rollouts.batch["accuracy"]), ("kept_share", keep.double())):
+            self._seen.setdefault(name, []).append(values.flatten().double())
         self._report(rollouts.records, keep.tolist(), reasons)
         return rejected
 

@@ -4,8 +4,8 @@
 prompt once instead of ``G`` times. A mask keeps the responses of a row apart, so packing changes no number. Only the
 positions that predict a response token reach the vocabulary head.
 
-Notation: ``N`` responses, ``P`` prompt positions, ``T`` response positions, ``R`` rows of a micro-batch, ``S`` tokens of
-its longest row, ``M`` predicted tokens.
+Notation: ``N`` responses, ``P`` prompt positions, ``T`` response positions, ``R`` rows of a micro-batch with ``n`` responses,
+``S`` tokens of its longest row, ``M`` predicted tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class PackedTokens:
         attention_mask: ``[R, S, S]`` bool, True where a query may attend; None when plain causal attention is right.
         source: ``[M]`` flat index into ``R * S`` of the position that predicts each token.
         target_tokens: ``[M]`` the predicted ids.
-        target: ``[M]`` flat index into ``N * T`` where each prediction belongs.
+        responses: ``[n]`` the responses in this micro-batch, indices in ``0..N-1``.
+        target: ``[M]`` flat index into ``n * T`` where each prediction belongs.
     """
 
     tokens: Tensor
@@ -38,7 +39,13 @@ class PackedTokens:
     attention_mask: Tensor | None
     source: Tensor
     target_tokens: Tensor
+    responses: Tensor
     target: Tensor
+
+    def scatter(self, values: Tensor, num_positions: int) -> Tensor:
+        """Put ``[M]`` predictions at their places in ``[n, num_positions]``; the rest is 0."""
+        flat = values.new_zeros(self.responses.shape[0] * num_positions)
+        return flat.index_put((self.target,), values).view(-1, num_positions)
 
     def to(self, device: torch.device | str) -> PackedTokens:
         """Return the same tensors on ``device``."""
@@ -131,11 +138,14 @@ def pack_micro_batch(
         >>> prompt, response = torch.tensor([[5, 6], [5, 6]]), torch.tensor([[7, 8], [9, 0]])
         >>> mask = torch.tensor([[True, True], [True, False]])
         >>> packed = pack_micro_batch([(0, 1)], prompt, torch.ones(2, 2, dtype=torch.bool), response, [2, 1], mask)
-        >>> packed.tokens.tolist(), packed.source.tolist(), packed.target.tolist()
-        ([[5, 6, 7]], [1, 2, 1], [0, 1, 2])
+        >>> packed.tokens.tolist(), packed.source.tolist(), packed.target_tokens.tolist()
+        ([[5, 6, 7]], [1, 2, 1], [7, 8, 9])
+        >>> packed.scatter(torch.tensor([-0.1, -0.2, -0.3]), 2)
+        tensor([[-0.1000, -0.2000],
+                [-0.3000,  0.0000]])
     """
     width = response_tokens.shape[-1]
-    token_rows, position_rows, segment_rows, sources, targets = [], [], [], [], []
+    token_rows, position_rows, segment_rows, sources, targets, responses = [], [], [], [], [], []
     for row in rows:
         prompt = prompt_tokens[row[0]][prompt_mask[row[0]]]
         num_prompt = prompt.shape[0]
@@ -149,7 +159,8 @@ def pack_micro_batch(
             tokens.append(response_tokens[index, : length - 1])
             positions.append(num_prompt + steps[:-1])
             segments.append(torch.full((length - 1,), segment))
-            targets.append(index * width + steps)
+            targets.append(len(responses) * width + steps)
+            responses.append(index)
             offset += length - 1
         token_rows.append(torch.cat(tokens))
         position_rows.append(torch.cat(positions))
@@ -158,7 +169,7 @@ def pack_micro_batch(
     longest = max(row.shape[0] for row in token_rows)
     source = torch.cat([index + number * longest for number, index in enumerate(sources)])
     target = torch.cat(targets)
-    wanted = mask.flatten()[target]
+    wanted = mask[responses].flatten()[target]
     source, target = source[wanted], target[wanted]
     shared = any(len(row) > 1 for row in rows)
     return PackedTokens(
@@ -166,7 +177,8 @@ def pack_micro_batch(
         positions=_pad(position_rows, longest, 0),
         attention_mask=_segment_mask(_pad(segment_rows, longest, -1)) if shared else None,
         source=source,
-        target_tokens=response_tokens.flatten()[target],
+        target_tokens=response_tokens[responses].flatten()[target],
+        responses=torch.tensor(responses),
         target=target,
     )
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-Head = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""``head(hidden [N, S, D], weight [V, D], bias [V] or None)``."""
-
+Result = TypeVar("Result")
 ModelKind = Literal["torchtune", "huggingface"]
 
 _LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0}
@@ -77,9 +75,8 @@ def forward_with_head(
     positions: Tensor | None = None,
     mask: Tensor | None = None,
     *,
-    head: Head,
-    **backbone_arguments: Any,  # noqa: ANN401
-) -> Tensor:
+    head: Callable[[Tensor, Tensor, Tensor | None], Result],
+) -> Result:
     """Run a model with ``head`` in the place of its vocabulary projection.
 
     For a torchtune decoder ``head`` runs inside the model's own ``forward``. That matters under FSDP2, which gathers
@@ -90,8 +87,10 @@ def forward_with_head(
         tokens: See :func:`backbone_hidden`.
         positions: See :func:`backbone_hidden`.
         mask: See :func:`backbone_hidden`.
-        head: Called once with hidden states, the head's weight and its bias; its result is returned.
-        backbone_arguments: Passed to a Hugging Face backbone (a cache, for example).
+        head: Called once with hidden states ``[N, S, D]``, the head's weight ``[V, D]`` and its bias ``[V]`` or None.
+
+    Returns:
+        What ``head`` returns.
 
     Raises:
         ValueError: See :func:`backbone_hidden`.
@@ -99,12 +98,10 @@ def forward_with_head(
     if model_kind(model) == "torchtune":
         with _output_replaced(model, head), _long_rows_allowed(model, tokens, positions):
             return model(tokens, mask=mask, input_pos=positions)
-    arguments: dict[str, Any] = {"use_cache": False, **backbone_arguments}
-    if mask is not None:
-        arguments["attention_mask"] = huggingface_mask(model, mask)
+    mask = None if mask is None else huggingface_mask(model, mask)
     backbone: Any = model.base_model
-    hidden = backbone(input_ids=tokens, position_ids=positions, **arguments).last_hidden_state
-    return head(hidden, *head_parameters(model))
+    output = backbone(input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False)
+    return head(output.last_hidden_state, *head_parameters(model))
 
 
 def head_parameters(model: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -164,7 +161,7 @@ def huggingface_mask(model: nn.Module, mask: Tensor) -> Tensor:
 
 
 @contextmanager
-def _output_replaced(model: nn.Module, head: Head) -> Iterator[None]:
+def _output_replaced(model: nn.Module, head: Callable[[Tensor, Tensor, Tensor | None], Any]) -> Iterator[None]:
     """Let a torchtune decoder's ``forward`` end in the final norm and ``head``."""
     decoder: Any = model
     decoder.unembed = lambda hidden: head(decoder.norm(hidden), *head_parameters(model))

@@ -23,12 +23,14 @@ class ConfigError(ValueError):
     """A config that cannot be run as written; the message names the key, the rule and the value."""
 
 
-def parse_config(values: Mapping[str, Any], schema: type[Schema]) -> Schema:
+def parse_config(values: Mapping[str, Any], schema: type[Schema], *, prefix: str = "") -> Schema:
     """Turn a mapping into an instance of the dataclass ``schema``.
 
     Args:
         values: Plain values, as from YAML; interpolations already resolved.
-        schema: Dataclass whose fields are the allowed keys. Fields without a default are required.
+        schema: Dataclass whose fields are the allowed keys. Fields without a default are required; a field that is a
+            dataclass takes a mapping.
+        prefix: Written before the keys in messages.
 
     Returns:
         The dataclass, its fields holding values of the annotated types.
@@ -51,17 +53,17 @@ def parse_config(values: Mapping[str, Any], schema: type[Schema]) -> Schema:
     """
     hints = typing.get_type_hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema)}  # pyright: ignore[reportArgumentType]
-    faults = [f"unknown config key {key!r}{nearest(key, fields)}" for key in values if key not in fields]
+    faults = [f"unknown config key {prefix + key!r}{nearest(key, fields)}" for key in values if key not in fields]
     accepted: dict[str, Any] = {}
     for name, field in fields.items():
         if name in values:
             try:
-                accepted[name] = _check_type(values[name], hints[name], name)
+                accepted[name] = _check_type(values[name], hints[name], prefix + name)
             except ConfigError as error:
                 faults.append(str(error))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            faults.append(f"missing config key {name!r} ({_type_name(hints[name])})")
-    faults += [fault for name, value in accepted.items() for fault in component_faults(value, name)]
+            faults.append(f"missing config key {prefix + name!r} ({_type_name(hints[name])})")
+    faults += [fault for name, value in accepted.items() for fault in component_faults(value, prefix + name)]
     if faults:
         raise ConfigError("\n".join(faults))
     return schema(**accepted)
@@ -172,7 +174,11 @@ def _check_type(value: Any, hint: Any, name: str) -> Any:
     """Return ``value`` as the hinted type; int is fine for float, bool is not a number."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        for option in typing.get_args(hint):
+        options = typing.get_args(hint)
+        nested = [option for option in options if dataclasses.is_dataclass(option)]
+        if nested and isinstance(value, Mapping):
+            return _check_type(value, nested[0], name)
+        for option in options:
             try:
                 return _check_type(value, option, name)
             except ConfigError:
@@ -181,7 +187,9 @@ def _check_type(value: Any, hint: Any, name: str) -> Any:
         if value in typing.get_args(hint):
             return value
         allowed = ", ".join(map(str, typing.get_args(hint)))
-        raise ConfigError(f"config key {name!r} must be one of {allowed}, got {value!r}{nearest(str(value), map(str, typing.get_args(hint)))}")
+        raise ConfigError(f"config key {name!r} must be one of {allowed}, got {value!r}")
+    elif dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
+        return parse_config(value, hint, prefix=f"{name}.")
     elif hint is Any or (hint is type(None) and value is None):
         return value
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dapo_components.functional.reductions import BatchCounts
+
+Item = TypeVar("Item")
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -69,6 +73,30 @@ def all_reduce_maxima(values: Mapping[str, Tensor | float]) -> dict[str, Tensor]
     return _reduce(values, dist.ReduceOp.MAX)
 
 
+def all_gather(item: Item) -> list[Item]:
+    """Return the ``item`` of every rank, in rank order; it must be picklable.
+
+    Example:
+        >>> all_gather("a")
+        ['a']
+    """
+    _, world_size = rank_and_world_size()
+    gathered: list[Item | None] = [item] * world_size
+    if world_size > 1:
+        dist.all_gather_object(gathered, item)
+    return gathered  # pyright: ignore[reportReturnType]
+
+
+def all_names(names: Iterable[str]) -> list[str]:
+    """Return the names that any rank has, in one order on all ranks.
+
+    Example:
+        >>> all_names({"b": 1, "a": 2})
+        ['a', 'b']
+    """
+    return sorted(set().union(*all_gather(set(names))))
+
+
 def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the trainer's parameters one at a time, gathered if they are sharded.
 
@@ -80,10 +108,15 @@ def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """
     for name, parameter in model.named_parameters():
         tensor = parameter.detach()
-        yield name.replace("_checkpoint_wrapped_module.", ""), tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        yield (
+            name.replace("_checkpoint_wrapped_module.", ""),
+            tensor.full_tensor() if isinstance(tensor, DTensor) else tensor,
+        )
 
 
 def _reduce(values: Mapping[str, Tensor | float], operation: dist.ReduceOp.RedOpType) -> dict[str, Tensor]:
+    if not values:
+        return {}
     stacked = torch.stack([torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in values.values()])
     if rank_and_world_size()[1] > 1:
         on_device = stacked.to(_collective_device())

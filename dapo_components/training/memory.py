@@ -86,8 +86,8 @@ def estimate_memory(
         parts["reference policy"] = shard
     if generator_copy:
         parts["sampler's copy"] = size
-    parts["activations"] = _activation_bytes(model, max_tokens, max_sequence_length, activation_checkpointing) * (
-        _BYTES[compute_dtype]
+    parts["activations"] = (
+        _activation_bytes(model, max_tokens, max_sequence_length, activation_checkpointing) * (_BYTES[compute_dtype])
     )
     parts["vocabulary head"] = 2 * head_chunk_size * weight.shape[0] * 4 + weight.numel() * 4
     return MemoryEstimate(parts)

@@ -115,7 +115,7 @@ def micro_batches(
 def idle_packed(device: torch.device) -> PackedTokens:
     """Return the smallest input a model accepts: a rank without work left runs it to stay in step with the others."""
     one = torch.zeros(1, 1, dtype=torch.long, device=device)
-    return PackedTokens(one, one, None, source=one[0], target_tokens=one[0], target=one[0])
+    return PackedTokens(one, one, None, source=one[0], target_tokens=one[0], responses=one[0], target=one[0])
 
 
 @torch.no_grad()
@@ -135,11 +135,12 @@ def batch_log_probs(
     """
     device = next(model.parameters()).device
     result = torch.zeros(batch["response_tokens"].shape, dtype=torch.float32)
+    rows = result.flatten(0, 1)
     for packed in micro_batches(batch, settings, mask_key=mask_key, device=device):
         log_prob, _ = packed_log_probs(model, packed or idle_packed(device), settings)
         if packed is not None:
-            result.view(-1)[packed.target.cpu()] = log_prob.cpu()
-    return result.to(batch.device or "cpu")
+            rows[packed.responses.cpu()] = packed.scatter(log_prob, rows.shape[-1]).cpu()
+    return result
 
 
 def _autocast(device: torch.device, compute_dtype: str) -> AbstractContextManager[object]:

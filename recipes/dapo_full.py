@@ -1,0 +1,534 @@
+"""Full-parameter DAPO (arXiv:2503.14476) on one device, or on several under FSDP2.
+
+Run it, or a copy of it, with:
+
+    tune run recipes/dapo_full.py --config recipes/configs/tiny_cpu.yaml [key=value ...] [--dry-run]
+    tune run --nproc_per_node 2 recipes/dapo_full.py --config recipes/configs/tiny_cpu.yaml [key=value ...]
+
+Edit first: ``DAPOConfig`` (every key, its default and meaning), ``DAPORecipe.train`` (Algorithm 1 of the paper) and
+``DAPORecipe.update`` (the loss). The rest is set-up, evaluation, checkpoints and logs.
+
+Notation: ``B`` prompts, ``G`` responses per prompt, ``T`` response positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+from torchtune import config, training
+from tqdm import tqdm
+
+from dapo_components.collectors import (
+    DynamicSamplingCollector,
+    DynamicSamplingExhausted,
+    GenerationFailed,
+    RolloutCollector,
+)
+from dapo_components.data import PromptLoader, stop_token_ids
+from dapo_components.evaluation import accuracy_metrics
+from dapo_components.filters import OverlongFilter
+from dapo_components.functional import kl_penalty, masked_sum
+from dapo_components.generation import SamplingParams
+from dapo_components.reporting import MetricsLog, RolloutLog
+from dapo_components.training.batch_arithmetic import BatchArithmetic
+from dapo_components.training.checkpoint import CheckpointError, CheckpointStore
+from dapo_components.training.config import ConfigError, build, parse_config
+from dapo_components.training.distributed import all_gather, all_reduce_counts, full_parameters
+from dapo_components.training.entry import run_recipe, user_errors
+from dapo_components.training.guards import FiniteGradientGuard, InterruptGuard, RunStopped, check_sampler_agreement
+from dapo_components.training.memory import estimate_memory
+from dapo_components.training.metrics import MetricSums, Stopwatch, add_sampler_agreement
+from dapo_components.training.policy import (
+    ForwardSettings,
+    batch_log_probs,
+    idle_packed,
+    micro_batches,
+    packed_log_probs,
+)
+from dapo_components.training.run_folder import open_run_folder
+from dapo_components.training.schedule import learning_rate_factor
+from dapo_components.training.torchtune_state import (
+    HFCheckpoints,
+    build_model,
+    full_state_dict,
+    load_optimizer_state,
+    optimizer_state,
+)
+
+Component = dict[str, Any]
+"""A mapping with ``_component_``, the dotted path of what to build, beside its arguments."""
+
+
+@dataclass(kw_only=True)
+class DynamicSamplingConfig:
+    """Keep a group iff ``filter`` does, and refill; ``enabled: false`` trains on every group."""
+
+    enabled: bool = True
+    filter: Component = field(default_factory=lambda: {"_component_": "dapo_components.filters.NonZeroStdFilter"})
+    oversampling: float = 1.5  # groups launched per missing group, until the acceptance rate is known
+    max_oversampling: float = 4.0
+    max_gen_batches: int = 10  # generation rounds per step; 0 means no limit
+    on_exhausted: Literal["raise", "smaller_batch", "keep_uninformative"] = "raise"
+    max_staleness: int = 1  # rollout steps that a finished surplus group may wait
+
+
+@dataclass(kw_only=True)
+class KLConfig:
+    """Penalty for leaving the initial policy; ``coef: 0`` (DAPO) needs no reference model."""
+
+    coef: float = 0.0
+    placement: Literal["loss", "reward"] = "loss"
+    estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """Sampled accuracy on held-out prompts: before training, every ``every`` rollout steps, and at the end."""
+
+    dataset: Component
+    every: int = 0  # 0: only before and after
+    num_samples: int = 4
+    pass_at: list[int] = field(default_factory=lambda: [1, 4])
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(kw_only=True)
+class DAPOConfig:
+    """Every key of this recipe's config."""
+
+    output_dir: str
+    seed: int = 0
+    num_steps: int  # rollout steps
+    prompts_per_step: int  # groups trained on per rollout step, over all ranks
+    group_size: int  # responses per prompt
+    max_response_length: int  # tokens
+    resume: bool = False
+    dry_run: bool = False
+
+    model: Component  # torchtune model builder
+    checkpointer: Component  # torchtune.training.FullModelHFCheckpointer; checkpoint_dir is a Hugging Face folder
+    tokenizer: Component
+    dataset: Component
+    max_prompt_length: int  # tokens
+    reward: Component
+    generator: Component
+    evaluation: EvaluationConfig | None = None
+
+    temperature: float = 1.0
+    dynamic_sampling: DynamicSamplingConfig = field(default_factory=DynamicSamplingConfig)
+    soft_overlong: Component | None = None
+    overlong_filter: bool = False  # leave truncated responses out of the loss
+    advantage: Component = field(
+        default_factory=lambda: {"_component_": "dapo_components.advantages.GroupNormalizedAdvantage"}
+    )
+    loss: Component
+    kl: KLConfig = field(default_factory=KLConfig)
+
+    responses_per_update: int | None = None  # per optimizer step, over all ranks; null takes the whole rollout
+    epochs_per_rollout: int = 1
+    max_tokens_per_micro_batch: int = 4096
+    max_shared_length: int = 512  # longest packed row in which responses share their prompt
+    optimizer: Component
+    warmup_steps: int = 0  # optimizer steps
+    lr_decay: Literal["constant", "cosine"] = "constant"
+    max_grad_norm: float = 1.0
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["fp32", "bf16"] = "fp32"  # of parameters and optimizer; bf16 loses small updates
+    compute_dtype: Literal["fp32", "bf16"] = "fp32"  # of activations, through autocast
+    enable_activation_checkpointing: bool = False
+    max_log_prob_difference: float = 1e-4  # largest between sampler and trainer, checked on the first update
+
+    save_every: int = 0  # rollout steps; 0: only at the end
+    keep_checkpoints: int = 2  # 0: all
+    metric_logger: Component | None = None  # torchtune.training.metric_logging.*
+    log_rollouts: bool = True
+
+    def sizes(self, world_size: int) -> BatchArithmetic:
+        """Check how the batch divides."""
+        names = {entry.name for entry in dataclasses.fields(BatchArithmetic)} - {"world_size"}
+        return BatchArithmetic(**{name: getattr(self, name) for name in names}, world_size=world_size)
+
+
+class DAPORecipe:
+    """torchtune's recipe contract: ``setup``, ``train``, ``save_checkpoint``, ``cleanup``."""
+
+    def __init__(self, cfg: DAPOConfig, *, rank: int = 0, world_size: int = 1) -> None:
+        self.cfg, self.rank, self.world_size = cfg, rank, world_size
+        self.sizes = cfg.sizes(world_size)
+        stale = cfg.dynamic_sampling.enabled and cfg.dynamic_sampling.max_staleness > 0
+        if stale and not cfg.loss.get("rollout_correction"):
+            raise ConfigError(
+                f"dynamic_sampling.max_staleness={cfg.dynamic_sampling.max_staleness} trains on responses of an older "
+                "policy, whose weight only loss.rollout_correction corrects (for example {level: token, mode: truncate, "
+                "upper: 2.0}); set it, or max_staleness: 0"
+            )
+        self.device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cfg.device == "cuda" else "cpu")
+        self.dtype = training.get_dtype(cfg.dtype, self.device)
+        self.forward = ForwardSettings(
+            temperature=cfg.temperature,
+            max_tokens=cfg.max_tokens_per_micro_batch,
+            max_shared_length=cfg.max_shared_length,
+            compute_dtype=cfg.compute_dtype,
+        )
+        self.step = 0  # rollout steps done
+        self.num_updates = 0  # optimizer steps done; the version of the policy
+        self.seconds = 0.0
+        self.evaluations: dict[int, dict[str, float]] = {}  # by rollout step
+        self.stop_reason = "finished"
+
+    # ------------------------------------------------------------------------------------------------- set-up
+
+    def setup(self) -> None:
+        """Build what the config names, load weights, and resume if asked."""
+        cfg, folder = self.cfg, Path(self.cfg.output_dir)
+        training.set_seed(cfg.seed)
+        if self.rank == 0:
+            for change in open_run_folder(folder, resume=cfg.resume, config=dataclasses.asdict(cfg)):
+                print(f"changed since this run was started: {change}", flush=True)
+        self.checkpoints = CheckpointStore(folder / "checkpoints", keep=cfg.keep_checkpoints)
+        self.hf_checkpoints = HFCheckpoints(cfg.checkpointer, folder / ".scratch")
+        checkpoint = self.checkpoints.latest() if cfg.resume else None
+        if checkpoint:
+            self.checkpoints.verify(checkpoint)
+        self._setup_models(checkpoint)
+        self.optimizer = build(cfg.optimizer, self.model.parameters())
+        num_updates = cfg.num_steps * self.sizes.updates_per_rollout
+        factor = partial(learning_rate_factor, warmup_steps=cfg.warmup_steps, num_steps=num_updates, decay=cfg.lr_decay)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
+        self.soft_overlong, self.advantage = build(cfg.soft_overlong), build(cfg.advantage)
+        kl_in_loss = {"kl_coef": cfg.kl.coef, "kl_estimator": cfg.kl.estimator} if cfg.kl.placement == "loss" else {}
+        self.loss = build(cfg.loss, **kl_in_loss)
+        self.gradients = FiniteGradientGuard()
+        self._setup_rollouts()
+        if checkpoint:
+            self._load_state(torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True))
+        if self.rank == 0:
+            self.metrics_log = MetricsLog(folder / "metrics.jsonl", resume_step=self.num_updates)
+            self.metric_logger = build(cfg.metric_logger)
+
+    def _setup_models(self, checkpoint: Path | None) -> None:
+        """The policy, the sampler's full copy where the policy is sharded, and the reference if there is a KL term."""
+        cfg = self.cfg
+        make = partial(build_model, cfg.model, device=self.device, dtype=self.dtype)
+        initial = self.hf_checkpoints.load()
+        weights = self.hf_checkpoints.load(checkpoint / "model") if checkpoint else initial
+        shard = self.world_size > 1
+        self.model = make(weights, shard=shard, activation_checkpointing=cfg.enable_activation_checkpointing)
+        self.sampler_model = make(weights) if shard else self.model
+        self.reference = make(initial, shard=shard).requires_grad_(False).eval() if cfg.kl.coef else None
+
+    def _setup_rollouts(self) -> None:
+        """Prompts, rewards and the engine become a collector."""
+        cfg, sampling_cfg = self.cfg, self.cfg.dynamic_sampling
+        tokenizer = build(cfg.tokenizer)
+        self.generator = build(cfg.generator, self.sampler_model)
+        collector = partial(
+            RolloutCollector,
+            self.generator,
+            build(cfg.reward),
+            tokenizer,
+            seed=cfg.seed,
+            pad_id=tokenizer.pad_token_id or 0,
+        )
+        sampling = SamplingParams(
+            temperature=cfg.temperature, max_tokens=cfg.max_response_length, stop_token_ids=stop_token_ids(tokenizer)
+        )
+        dataset = build(cfg.dataset, tokenizer, max_prompt_length=cfg.max_prompt_length)
+        if self.rank == 0 and any(dataset.num_dropped.values()):
+            print(f"prompts left out: {dataset.num_dropped}; {len(dataset)} remain", flush=True)
+        path = Path(cfg.output_dir) / f"rollouts_rank{self.rank}.jsonl"
+        self.rollout_log = RolloutLog(path) if cfg.log_rollouts else None
+        self.collector = DynamicSamplingCollector(
+            collector(sampling=sampling, group_size=cfg.group_size),
+            PromptLoader(dataset, seed=cfg.seed, rank=self.rank, world_size=self.world_size),
+            build(sampling_cfg.filter) if sampling_cfg.enabled else None,
+            prompts_per_step=self.sizes.prompts_per_rank,
+            oversampling=sampling_cfg.oversampling,
+            max_oversampling=sampling_cfg.max_oversampling,
+            max_gen_batches=sampling_cfg.max_gen_batches,
+            on_exhausted=sampling_cfg.on_exhausted,
+            max_staleness=sampling_cfg.max_staleness,
+            rank=self.rank,
+            world_size=self.world_size,
+            on_rollouts=(lambda rows: self.rollout_log.write(rows, step=self.step)) if self.rollout_log else None,
+        )
+        if cfg.evaluation:
+            held_out = build(cfg.evaluation.dataset, tokenizer, max_prompt_length=cfg.max_prompt_length)
+            self.held_out = [held_out[index] for index in range(self.rank, len(held_out), self.world_size)]
+            eval_sampling = dataclasses.replace(
+                sampling, temperature=cfg.evaluation.temperature, top_p=cfg.evaluation.top_p
+            )
+            self.evaluator = collector(sampling=eval_sampling, group_size=cfg.evaluation.num_samples)
+
+    # ----------------------------------------------------------------------------------------------- training
+
+    def train(self) -> None:
+        """Algorithm 1 of DAPO: sample until enough groups are informative, then update on them."""
+        cfg = self.cfg
+        started = time.perf_counter() - self.seconds
+        self.evaluate()
+        bar = tqdm(total=cfg.num_steps, initial=self.step, disable=self.rank > 0, unit="step")
+        with InterruptGuard() as interrupt:
+            while self.step < cfg.num_steps:
+                clock = Stopwatch()
+                batch = self.collect()  # lines 3-8: sample, score, filter, refill
+                clock.lap("time/generate")
+                batch = self.snapshot_log_probs(batch)
+                batch = self.shape_reward(batch)
+                batch = self.advantage(batch)  # line 9
+                batch = OverlongFilter()(batch) if cfg.overlong_filter else batch
+                updates = [self.update(minibatch) for minibatch in self.minibatches(batch)]  # lines 10-11
+                clock.lap("time/train")
+                self.generator.update_weights(full_parameters(self.model), version=self.num_updates)
+                clock.lap("time/sync")
+                self.step += 1
+                self.seconds = time.perf_counter() - started
+                self.log_step(batch, updates, clock, bar)
+                if interrupt.requested():
+                    self.stop_reason = "interrupted"
+                    break
+                if self.step == cfg.num_steps or (cfg.evaluation and is_due(self.step, cfg.evaluation.every)):
+                    self.evaluate()
+                if is_due(self.step, cfg.save_every) and self.step < cfg.num_steps:
+                    self.save_checkpoint()
+        bar.close()
+        self.seconds = time.perf_counter() - started
+        self.save_checkpoint()
+
+    def collect(self) -> TensorDict:
+        """Collect this rank's share of the batch; all ranks stop together if one runs out of informative groups."""
+        batch, failure = None, ""
+        try:
+            batch = self.collector.collect()
+        except (DynamicSamplingExhausted, GenerationFailed) as error:
+            failure = str(error)
+        failures = [f"rank {rank}: {text}" for rank, text in enumerate(all_gather(failure)) if text]
+        if failures or batch is None:
+            self.stop_reason = "exhausted"
+            self.save_checkpoint()
+            raise RunStopped("; ".join(failures) + f"; a checkpoint of step {self.step} is in {self.checkpoints.root}")
+        return batch
+
+    def snapshot_log_probs(self, batch: TensorDict) -> TensorDict:
+        """Log-probs before the first update, and under the reference.
+
+        With a single update per rollout the old policy is the current one, so :meth:`update` takes its log-probs and
+        saves a forward pass.
+        """
+        if self.sizes.updates_per_rollout > 1 or (self.reference and self.cfg.kl.placement == "reward"):
+            batch["old_log_prob"] = batch_log_probs(self.model, batch, self.forward)
+        if self.reference:
+            batch["ref_log_prob"] = batch_log_probs(self.reference, batch, self.forward)
+        return batch
+
+    def shape_reward(self, batch: TensorDict) -> TensorDict:
+        """Add what is not correctness: the soft overlong punishment (Eq. 13), and the KL if it goes into the reward."""
+        if self.soft_overlong:
+            batch = self.soft_overlong(batch)
+        if self.reference and self.cfg.kl.placement == "reward":
+            kl = kl_penalty(batch["old_log_prob"], batch["ref_log_prob"], estimator=self.cfg.kl.estimator)
+            batch["reward"] = batch["reward"] - self.cfg.kl.coef * masked_sum(kl, batch["response_mask"], dim=-1)
+        return batch
+
+    def minibatches(self, batch: TensorDict) -> Iterator[TensorDict]:
+        """Split whole groups into the optimizer steps of a rollout."""
+        for _ in range(self.cfg.epochs_per_rollout):
+            yield from batch.chunk(self.sizes.updates_per_epoch)
+
+    def update(self, minibatch: TensorDict) -> dict[str, float]:
+        """One optimizer step; micro-batches and ranks add up to the loss of the whole minibatch."""
+        counts = all_reduce_counts(minibatch["loss_mask"])
+        minibatch["group_num_tokens"] = minibatch["loss_mask"].sum((-2, -1))[:, None].expand(minibatch.shape)
+        rows = minibatch.flatten(0, 1)
+        metrics = MetricSums()
+        self.optimizer.zero_grad(set_to_none=True)
+        for packed in micro_batches(minibatch, self.forward, device=self.device):
+            log_prob, entropy = packed_log_probs(
+                self.model, packed or idle_packed(self.device), self.forward, with_entropy=True
+            )
+            if packed is None:  # other ranks still have work: take part in their collectives
+                (0.0 * log_prob.sum()).backward()
+                continue
+            part = rows[packed.responses.cpu()].to(self.device)
+            width = part["loss_mask"].shape[-1]
+            part["log_prob"], part["entropy"] = packed.scatter(log_prob, width), packed.scatter(entropy, width)
+            if "old_log_prob" not in part.keys():
+                part["old_log_prob"] = part["log_prob"].detach()
+            output = self.loss(part, counts)
+            output.loss.backward()
+            metrics.add_shares(*output.metrics())
+            add_sampler_agreement(metrics, part, version=self.generator.version)
+        reduced = metrics.reduce()
+        if self.num_updates == 0:
+            check_sampler_agreement(reduced["sampling/log_prob_diff_max"], limit=self.cfg.max_log_prob_difference)
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.max_grad_norm)
+        grad_norm = grad_norm.full_tensor() if hasattr(grad_norm, "full_tensor") else grad_norm
+        if self.gradients.allows(grad_norm):
+            self.optimizer.step()
+        reduced |= {"lr": self.schedule.get_last_lr()[0], "grad_norm": float(grad_norm)}
+        self.schedule.step()
+        self.num_updates += 1
+        return reduced
+
+    # ------------------------------------------------------------------ evaluation, logs, checkpoints, clean-up
+
+    def evaluate(self) -> None:
+        """Sampled accuracy on the held-out prompts, with the same seeds every time."""
+        if not self.cfg.evaluation or self.step in self.evaluations:
+            return
+        rollouts = self.evaluator.collect(self.held_out, [-1 - prompt.prompt_id for prompt in self.held_out])
+        accuracy = torch.cat(all_gather(rollouts.batch["accuracy"]))
+        scores = accuracy_metrics(accuracy, ks=self.cfg.evaluation.pass_at)
+        self.evaluations[self.step] = scores
+        if self.rank == 0:
+            text = ", ".join(f"{name} {value:.3f}" for name, value in scores.items() if not name.endswith("stderr"))
+            tqdm.write(f"held-out accuracy after {self.step} steps: {text}")
+            if self.metric_logger:
+                self.metric_logger.log_dict({f"evaluation/{name}": value for name, value in scores.items()}, self.step)
+
+    def log_step(self, batch: TensorDict, updates: list[dict[str, float]], clock: Stopwatch, bar: tqdm) -> None:
+        """One object per optimizer step in metrics.jsonl, the rollout's numbers in each; docs/recipes/dapo.md."""
+        metrics = MetricSums()
+        self.collector.report(metrics)
+        metrics.mean("reward", batch["reward"])
+        metrics.mean("reward_std", batch["reward"].std(dim=-1))
+        metrics.mean("advantage_abs_mean", batch["advantage"].abs())
+        metrics.mean("completions/mean_length", batch["response_length"].double())
+        metrics.mean("completions/clipped_ratio", batch["truncated"].double())
+        metrics.sum("num_tokens", batch["response_mask"].sum())
+        rollout = metrics.reduce() | clock.laps
+        rollout["tokens_per_second"] = rollout["num_tokens"] / sum(clock.laps.values())
+        if self.rank > 0:
+            return
+        for number, update in enumerate(updates, start=self.num_updates - len(updates) + 1):
+            self.metrics_log.log(number, {"rollout_step": self.step, **update, **rollout})
+            if self.metric_logger:
+                self.metric_logger.log_dict({**update, **rollout}, number)
+        bar.update()
+        bar.set_postfix_str(
+            f"reward {rollout['reward']:.2f}, accuracy {rollout['sampling/accuracy']:.2f}, "
+            f"kept {rollout['sampling/kept_share']:.2f}, length {rollout['completions/mean_length']:.0f}, "
+            f"{rollout['tokens_per_second']:.0f} tokens/s"
+        )
+
+    def save_checkpoint(self) -> None:
+        """Write weights as a Hugging Face folder, and everything else that an exact continuation needs."""
+        weights = full_state_dict(self.model, self.device)
+        state = {
+            "optimizer": optimizer_state(self.model, self.optimizer),
+            "schedule": self.schedule.state_dict(),
+            "collectors": all_gather(self.collector.state_dict()),
+            "progress": {name: getattr(self, name) for name in PROGRESS},
+        }
+
+        def write(folder: Path) -> None:
+            self.hf_checkpoints.save(weights, folder / "model")
+            torch.save(state, folder / "state.pt")
+
+        if self.rank == 0:
+            self.checkpoints.save(self.step, write)
+        all_gather(None)  # no rank goes on before the checkpoint is whole
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        if len(state["collectors"]) != self.world_size:
+            raise ConfigError(
+                f"the checkpoint was written by {len(state['collectors'])} processes, this run has {self.world_size}; "
+                "resume with the same --nproc_per_node"
+            )
+        load_optimizer_state(self.model, self.optimizer, state["optimizer"], self.device)
+        self.schedule.load_state_dict(state["schedule"])
+        self.collector.load_state_dict(state["collectors"][self.rank])
+        for name in PROGRESS:
+            setattr(self, name, state["progress"][name])
+        self.generator.update_weights(full_parameters(self.model), version=self.num_updates)
+
+    def cleanup(self) -> None:
+        """Write the summary, close logs and the engine."""
+        if self.rank == 0:
+            scores = [self.evaluations[step] for step in sorted(self.evaluations)]
+            name = f"mean@{self.cfg.evaluation.num_samples}" if self.cfg.evaluation else ""
+            summary = {
+                "accuracy_before": scores[0][name] if scores else None,
+                "accuracy_after": scores[-1][name] if scores else None,
+                "num_steps": self.step,
+                "num_updates": self.num_updates,
+                "seconds": round(self.seconds, 1),
+                "stop_reason": self.stop_reason,
+                "seed": self.cfg.seed,
+                "evaluations": {str(step): self.evaluations[step] for step in sorted(self.evaluations)},
+                "checkpoint": str(self.checkpoints.latest()),
+            }
+            path = Path(self.cfg.output_dir) / "run_summary.json"
+            path.write_text(json.dumps(summary, indent=1) + "\n")
+            print(
+                f"{self.stop_reason} after {self.step} steps; summary in {path}, weights in {summary['checkpoint']}/model"
+            )
+            if self.metric_logger:
+                self.metric_logger.close()
+        self.generator.close()
+        if self.world_size > 1:
+            dist.destroy_process_group()
+
+    def describe(self) -> str:
+        """What a dry run prints: batch arithmetic and a memory estimate; builds on the meta device, loads nothing."""
+        cfg = self.cfg
+        with torch.device("meta"):
+            model = build(cfg.model)
+        estimate = estimate_memory(
+            model,
+            max_tokens=cfg.max_tokens_per_micro_batch,
+            max_sequence_length=self.sizes.max_sequence_length,
+            world_size=self.world_size,
+            dtype=cfg.dtype,
+            compute_dtype=cfg.compute_dtype,
+            activation_checkpointing=cfg.enable_activation_checkpointing,
+            reference_model=bool(cfg.kl.coef),
+            generator_copy=self.world_size > 1,
+        )
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        return f"{num_parameters:,} parameters\n\n{self.sizes.describe()}\n\n{estimate.describe()}"
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something done every ``every`` steps (0: never) is due after ``step``."""
+    return every > 0 and step % every == 0
+
+
+PROGRESS = ("step", "num_updates", "seconds", "evaluations")
+
+
+@config.parse
+def recipe_main(cfg: DictConfig) -> None:
+    """Read the config, then set up, train and clean up."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    with user_errors(ValueError, KeyError, FileNotFoundError, ImportError):
+        settings = parse_config(OmegaConf.to_container(cfg, resolve=True), DAPOConfig)
+        if world_size > 1 and not settings.dry_run:
+            dist.init_process_group("nccl" if settings.device == "cuda" else "gloo")
+        recipe = DAPORecipe(settings, rank=int(os.environ.get("RANK", 0)), world_size=world_size)
+        if settings.dry_run:
+            print(recipe.describe() if recipe.rank == 0 else "", flush=True)
+            return
+        recipe.setup()
+    with user_errors(RunStopped, CheckpointError):
+        recipe.train()
+    recipe.cleanup()
+
+
+if __name__ == "__main__":
+    run_recipe(recipe_main)
