@@ -1,43 +1,48 @@
 """Let ``tune run recipes/x.py`` find the ``recipes`` folder of the working directory.
 
 torchtune installs a top-level package ``recipes`` whose import raises, and ``tune run`` turns the path of a recipe into
-the module ``recipes.x`` while it puts the working directory last. A ``.pth`` file runs this module at start-up of
+the module ``recipes.x`` while it puts the working directory last. A ``.pth`` file imports this module at start-up of
 ``tune run`` and of the processes it starts, and of nothing else; it gives the name ``recipes`` to the user's folder.
 """
 
+import logging
 import os
 import sys
 
+# Set by `tune run`, inherited by the processes of --nproc_per_node and by spawned workers; empty without a folder.
 FOLDER_VARIABLE = "DAPO_COMPONENTS_RECIPES"
 
 
 def recipe_folder(argv: list[str], cwd: str) -> str | None:
-    """Return the ``recipes`` folder that a ``tune run`` command line means, or None.
+    """Return the ``recipes`` folder that a command line means.
 
     Args:
         argv: ``sys.argv`` of the process.
         cwd: Working directory.
 
-    Example:
-        >>> recipe_folder(["/bin/tune", "run", "my_dapo.py", "--config", "a.yaml"], "/home/me") is None
-        True
+    Returns:
+        The folder, ``""`` for a ``tune run`` of something else, None for other programs.
     """
     program = os.path.basename(argv[0]).removesuffix(".exe").removesuffix("-script.py")
     if program != "tune" or argv[1:2] != ["run"]:
         return None
     for argument in argv[2:]:
-        if argument.startswith("recipes/") and os.path.isfile(os.path.join(cwd, argument)):
+        if argument.startswith("recipes/") and argument.endswith(".py") and os.path.isfile(os.path.join(cwd, argument)):
             return os.path.join(cwd, "recipes")
-    return None
+    return ""
 
 
 def claim_recipes() -> None:
     """Bind the module name ``recipes`` to the user's folder where there is one."""
     folder = recipe_folder(sys.argv, os.getcwd())
     if folder is not None:
-        os.environ[FOLDER_VARIABLE] = folder  # the processes of --nproc_per_node and spawned workers inherit it
+        os.environ[FOLDER_VARIABLE] = folder
     folder = os.environ.get(FOLDER_VARIABLE)
-    if folder and os.path.isdir(folder) and "recipes" not in sys.modules:
+    if folder is None:
+        return
+    # torchao says so at every import beside a newer torch; nothing here uses those extensions.
+    logging.getLogger("torchao").addFilter(lambda record: "Skipping import of cpp extensions" not in str(record.msg))
+    if os.path.isdir(folder) and "recipes" not in sys.modules:
         module = type(sys)("recipes")
         module.__path__ = [folder]
         sys.modules["recipes"] = module
