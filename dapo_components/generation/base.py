@@ -20,7 +20,7 @@ class SamplingParams:
 
     Args:
         temperature: Divides the logits; positive.
-        max_tokens: Response budget in tokens, stop token included.
+        max_tokens: Response budget in tokens, stop token and ``prefix_tokens`` of the request included.
         top_p: Nucleus mass kept, in (0, 1].
         top_k: Number of candidates kept; -1 keeps all.
         stop_token_ids: A response ends with the first of these, which it contains.
@@ -61,7 +61,8 @@ class GenerationRequest:
         prompt_tokens: Prompt ids, no padding.
         sampling: How to sample.
         seed: Seed of this request alone; the response does not depend on other requests' seeds.
-        prefix_tokens: Response tokens that exist already; generation continues after them.
+        prefix_tokens: Response tokens that exist already; generation continues after them, and they count against
+            ``sampling.max_tokens``.
     """
 
     request_id: int
@@ -81,6 +82,7 @@ class Completion:
         log_probs: Log-prob of each token under the sampling distribution, after temperature.
         versions: Policy version that produced each token.
         finish_reason: ``stop``, ``length`` (budget used up), ``abort`` or ``error``.
+        error: What went wrong, when ``finish_reason`` is ``error``.
     """
 
     request_id: int
@@ -88,6 +90,7 @@ class Completion:
     log_probs: tuple[float, ...]
     versions: tuple[int, ...]
     finish_reason: FinishReason
+    error: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.log_probs) == len(self.versions):
