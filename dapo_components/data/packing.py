@@ -4,14 +4,15 @@
 prompt once instead of ``G`` times. A mask keeps the responses of a row apart, so packing changes no number. Only the
 positions that predict a response token reach the vocabulary head.
 
-Notation: ``N`` responses, ``P`` prompt positions, ``T`` response positions, ``R`` rows of a micro-batch with ``n`` responses,
-``S`` tokens of its longest row, ``M`` predicted tokens.
+Notation: ``N`` responses, ``P`` prompt positions, ``T`` response positions, ``R`` rows of a micro-batch with ``n``
+responses, ``S`` tokens of its longest row, ``M`` predicted tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,8 +50,7 @@ class PackedTokens:
 
     def to(self, device: torch.device | str) -> PackedTokens:
         """Return the same tensors on ``device``."""
-        moved = (value if value is None else value.to(device) for value in vars(self).values())
-        return PackedTokens(*moved)
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if value is not None})
 
 
 def plan_micro_batches(
@@ -72,7 +72,7 @@ def plan_micro_batches(
         response_length: ``[N]`` response lengths in tokens; a response of 0 tokens is left out.
         group: ``[N]`` equal for responses with the same prompt.
         max_tokens: Budget of a micro-batch, rows times longest row.
-        max_shared_length: Longest row that holds more than one response.
+        max_shared_length: Longest row that holds more than one response; ``max_tokens`` bounds it too.
 
     Returns:
         Micro-batches of rows; every response with a token is in exactly one row.
@@ -92,12 +92,12 @@ def plan_micro_batches(
             members.setdefault(key, []).append(index)
     rows: list[tuple[int, Row]] = []
     for indices in members.values():
-        rows += _share_prompt(indices, prompt_length, response_length, max_shared_length)
+        rows += _share_prompt(indices, prompt_length, response_length, min(max_shared_length, max_tokens))
     longest = max((length for length, _ in rows), default=0)
     if longest > max_tokens:
         raise ValueError(
-            f"a prompt and response of {longest} tokens exceed max_tokens={max_tokens}; raise the token budget of a "
-            f"micro-batch to at least max_prompt_length + max_response_length"
+            f"a prompt with its response feeds {longest} tokens to the model, more than max_tokens={max_tokens}; raise "
+            "the token budget of a micro-batch to at least max_prompt_length + max_response_length"
         )
     rows.sort(key=lambda row: (-row[0], row[1]))
     micro_batches: list[list[Row]] = []
@@ -124,7 +124,7 @@ def pack_micro_batch(
 
     Args:
         rows: One micro-batch of :func:`plan_micro_batches`.
-        prompt_tokens: ``[N, P]`` left-padded ids.
+        prompt_tokens: ``[N, P]`` left-padded ids, on the CPU like the other tensors.
         prompt_mask: ``[N, P]`` bool.
         response_tokens: ``[N, T]`` ids, responses start at column 0.
         response_length: ``[N]`` tokens to read of each response.
@@ -132,7 +132,7 @@ def pack_micro_batch(
         pad_id: Id written to padding.
 
     Returns:
-        The packed inputs on the tensors' device.
+        The packed inputs, on the CPU.
 
     Example:
         >>> prompt, response = torch.tensor([[5, 6], [5, 6]]), torch.tensor([[7, 8], [9, 0]])
@@ -145,37 +145,23 @@ def pack_micro_batch(
                 [-0.3000,  0.0000]])
     """
     width = response_tokens.shape[-1]
-    token_rows, position_rows, segment_rows, sources, targets, responses = [], [], [], [], [], []
-    for row in rows:
-        prompt = prompt_tokens[row[0]][prompt_mask[row[0]]]
-        num_prompt = prompt.shape[0]
-        tokens, positions, segments = [prompt], [torch.arange(num_prompt)], [torch.zeros(num_prompt, dtype=torch.long)]
-        offset, predicts = num_prompt, []
-        for segment, index in enumerate(row, start=1):
-            length = response_length[index]
-            steps = torch.arange(length)
-            # The first response token is predicted by the last prompt token, which all responses of the row share.
-            predicts.append(torch.where(steps == 0, num_prompt - 1, offset + steps - 1))
-            tokens.append(response_tokens[index, : length - 1])
-            positions.append(num_prompt + steps[:-1])
-            segments.append(torch.full((length - 1,), segment))
-            targets.append(len(responses) * width + steps)
-            responses.append(index)
-            offset += length - 1
-        token_rows.append(torch.cat(tokens))
-        position_rows.append(torch.cat(positions))
-        segment_rows.append(torch.cat(segments))
-        sources.append(torch.cat(predicts))
-    longest = max(row.shape[0] for row in token_rows)
-    source = torch.cat([index + number * longest for number, index in enumerate(sources)])
-    target = torch.cat(targets)
+    responses = [index for row in rows for index in row]
+    laid_out = [
+        _lay_out(prompt_tokens[row[0]][prompt_mask[row[0]]], [response_tokens[i, : response_length[i]] for i in row])
+        for row in rows
+    ]
+    longest = max(row.tokens.shape[0] for row in laid_out)
+    source = torch.cat([row.predicts + number * longest for number, row in enumerate(laid_out)])
+    target = torch.cat(
+        [torch.arange(response_length[index]) + number * width for number, index in enumerate(responses)]
+    )
     wanted = mask[responses].flatten()[target]
     source, target = source[wanted], target[wanted]
     shared = any(len(row) > 1 for row in rows)
     return PackedTokens(
-        tokens=_pad(token_rows, longest, pad_id),
-        positions=_pad(position_rows, longest, 0),
-        attention_mask=_segment_mask(_pad(segment_rows, longest, -1)) if shared else None,
+        tokens=_pad([row.tokens for row in laid_out], longest, pad_id),
+        positions=_pad([row.positions for row in laid_out], longest, 0),
+        attention_mask=_segment_mask(_pad([row.segments for row in laid_out], longest, -1)) if shared else None,
         source=source,
         target_tokens=response_tokens[responses].flatten()[target],
         responses=torch.tensor(responses),
@@ -202,6 +188,31 @@ def _share_prompt(
         length, row = prompt_length[index] + added, [index]
     rows.append((length, tuple(row)))
     return rows
+
+
+class _LaidOutRow(NamedTuple):
+    """One row before padding; ``predicts`` holds the position that predicts each response token, in order."""
+
+    tokens: Tensor
+    positions: Tensor
+    segments: Tensor
+    predicts: Tensor
+
+
+def _lay_out(prompt: Tensor, responses: Sequence[Tensor]) -> _LaidOutRow:
+    """Put a prompt (segment 0) and its responses (segments 1, 2, ...) without their last tokens behind each other."""
+    num_prompt = prompt.shape[0]
+    tokens, positions, segments = [prompt], [torch.arange(num_prompt)], [torch.zeros(num_prompt, dtype=torch.long)]
+    offset, predicts = num_prompt, []
+    for segment, response in enumerate(responses, start=1):
+        steps = torch.arange(response.shape[0])
+        # The first response token is predicted by the last prompt token, which all responses of the row share.
+        predicts.append(torch.where(steps == 0, num_prompt - 1, offset + steps - 1))
+        tokens.append(response[:-1])
+        positions.append(num_prompt + steps[:-1])
+        segments.append(torch.full_like(steps[:-1], segment))
+        offset += response.shape[0] - 1
+    return _LaidOutRow(*map(torch.cat, (tokens, positions, segments, predicts)))
 
 
 def _pad(rows: list[Tensor], width: int, value: int) -> Tensor:
