@@ -8,13 +8,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-_WIDTHS = {
-    "prompt_tokens": "left",
-    "prompt_mask": "left",
-    "response_tokens": "right",
-    "response_mask": "right",
-    "loss_mask": "right",
-    "rollout_log_prob": "right",
+from dapo_components.data.keys import BATCH_KEYS
+
+_SIDES = {"P": "left", "T": "right"}
+_TOKEN_KEYS = {
+    name: side for name, spec in BATCH_KEYS.items() for letter, side in _SIDES.items() if f"{letter}]" in spec.shape
 }
 """Keys with a token dimension, and the side on which they are padded."""
 
@@ -38,22 +36,19 @@ def make_batch(
         Batch ``[B, G]`` with prompts left-padded, responses right-padded and all masks.
 
     Raises:
-        ValueError: If group sizes differ, or a response has more or fewer log-probs than tokens.
+        ValueError: If there is no group, group sizes differ, or a response has more or fewer log-probs than tokens.
 
     Example:
         >>> batch = make_batch([[5, 6]], [[[7], [8, 9]]], [[[-0.1], [-0.2, -0.3]]], pad_id=0)
         >>> batch.batch_size, batch["response_tokens"].tolist(), batch["response_length"].tolist()
         (torch.Size([1, 2]), [[[7, 0], [8, 9]]], [[1, 2]])
     """
-    sizes = {len(group) for group in response_tokens}
-    if len(sizes) != 1:
-        raise ValueError(f"all groups need the same number of responses, got {sorted(sizes)}")
+    size = (len(prompt_tokens), _group_size(prompt_tokens, response_tokens))
     responses = [response for group in response_tokens for response in group]
     log_probs = [values for group in rollout_log_prob for values in group]
     for number, (tokens, values) in enumerate(zip(responses, log_probs, strict=True)):
         if len(tokens) != len(values):
             raise ValueError(f"response {number} has {len(tokens)} tokens but {len(values)} log-probs")
-    size = (len(prompt_tokens), sizes.pop())
     response_mask, flat = _right_padded(responses)
     tokens = torch.full(response_mask.shape, pad_id)
     tokens[response_mask] = torch.tensor(flat, dtype=torch.long)
@@ -83,7 +78,7 @@ def concatenate(batches: Sequence[TensorDictBase], *, pad_id: int) -> TensorDict
 
     Args:
         batches: Batches with the same keys and group size.
-        pad_id: Id written to new padding of token keys.
+        pad_id: Id written to new padding of token ids; other keys get 0.
 
     Raises:
         ValueError: If there is none, or group sizes differ.
@@ -99,14 +94,28 @@ def concatenate(batches: Sequence[TensorDictBase], *, pad_id: int) -> TensorDict
     sizes = {batch.shape[1] for batch in batches}
     if len(sizes) > 1:
         raise ValueError(f"batches of different group sizes {sorted(sizes)} cannot be joined")
-    widths = {key: max(batch[key].shape[-1] for batch in batches) for key in _WIDTHS if key in batches[0].keys()}
+    # The advantage may be one number per response or one per token.
+    keys = [key for key in _TOKEN_KEYS if key in batches[0].keys() and batches[0][key].ndim > 2]
+    widths = {key: max(batch[key].shape[-1] for batch in batches) for key in keys}
     padded = [
         batch.clone(recurse=False).update(
-            {key: _pad(batch[key], width, _WIDTHS[key], pad_id) for key, width in widths.items()}
+            {key: _pad(batch[key], width, _TOKEN_KEYS[key], pad_id) for key, width in widths.items()}
         )
         for batch in batches
     ]
     return torch.cat(padded)  # pyright: ignore[reportCallIssue, reportArgumentType, reportReturnType]
+
+
+def _group_size(prompt_tokens: Sequence[object], response_tokens: Sequence[Sequence[object]]) -> int:
+    if not response_tokens or len(prompt_tokens) != len(response_tokens):
+        raise ValueError(
+            f"a batch needs one group of responses per prompt and at least one, got {len(prompt_tokens)} prompts and "
+            f"{len(response_tokens)} groups"
+        )
+    sizes = {len(group) for group in response_tokens}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ValueError(f"all groups need the same number of responses, at least one, got {sorted(sizes)}")
+    return sizes.pop()
 
 
 def _right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:

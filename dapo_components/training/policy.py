@@ -81,34 +81,34 @@ def micro_batches(
 ) -> Iterator[PackedTokens | None]:
     """Yield the packed micro-batches of a ``[B, G]`` batch, as many on every rank.
 
-    Ranks must run the same number of forward passes under FSDP2, so a rank with fewer yields None at the end: run
-    :func:`idle_pass` for it.
+    Ranks must run the same number of forward passes under FSDP2, so a rank with fewer yields None at the end: run the
+    model on :func:`idle_packed` for it. A collective.
 
     Args:
-        batch: Holds prompts, responses and the mask at ``mask_key``.
+        batch: Holds prompts, responses and the mask at ``mask_key``; on the CPU.
         settings: Token budget and row length.
         mask_key: Positions whose prediction is wanted; a response without one costs nothing.
         device: Where the model is.
     """
-    flat = batch.select("prompt_tokens", "prompt_mask", "response_tokens", mask_key).flatten(0, 1)
-    mask = flat[mask_key]
+    prompt_tokens, prompt_mask, response_tokens, mask = (
+        batch[key].flatten(0, 1) for key in ("prompt_tokens", "prompt_mask", "response_tokens", mask_key)
+    )
     position = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     # Tokens after the last wanted one cannot influence it.
-    needed = torch.where(mask, position, 0).amax(dim=-1).tolist() if mask.numel() else []
+    needed = torch.where(mask, position, 0).amax(dim=-1).tolist() if mask.numel() else [0] * mask.shape[0]
     group = torch.arange(batch.shape[0]).repeat_interleave(batch.shape[1]).tolist()
     plan: list[list[Row]] = plan_micro_batches(
-        flat["prompt_mask"].sum(-1).tolist(),
+        prompt_mask.sum(-1).tolist(),
         needed,
         group,
         max_tokens=settings.max_tokens,
         max_shared_length=settings.max_shared_length,
     )
+    # Agreed before any pass: a rank that asked after its last one would find the others in a collective of FSDP.
+    num_idle = all_reduce_max(len(plan)) - len(plan)
     for rows in plan:
-        packed = pack_micro_batch(
-            rows, flat["prompt_tokens"], flat["prompt_mask"], flat["response_tokens"], needed, mask
-        )
-        yield packed.to(device)
-    for _ in range(all_reduce_max(len(plan)) - len(plan)):
+        yield pack_micro_batch(rows, prompt_tokens, prompt_mask, response_tokens, needed, mask).to(device)
+    for _ in range(num_idle):
         yield None
 
 
@@ -126,12 +126,12 @@ def batch_log_probs(
 
     Args:
         model: See :func:`packed_log_probs`.
-        batch: ``[B, G]`` batch.
+        batch: ``[B, G]`` batch, on the CPU.
         settings: See :class:`ForwardSettings`.
         mask_key: Positions to compute; the others are 0.
 
     Returns:
-        ``[B, G, T]`` float32 on the batch's device.
+        ``[B, G, T]`` float32, on the CPU.
     """
     device = next(model.parameters()).device
     result = torch.zeros(batch["response_tokens"].shape, dtype=torch.float32)
