@@ -14,7 +14,6 @@ Notation: ``B`` prompts, ``G`` responses per prompt, ``T`` response positions.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import nn
 from torchtune import config, training
 from tqdm import tqdm
@@ -40,8 +39,9 @@ from dapo_components.collectors import (
 from dapo_components.data import PromptLoader, stop_token_ids
 from dapo_components.evaluation import accuracy_metrics
 from dapo_components.filters import OverlongFilter
-from dapo_components.functional import kl_penalty, masked_sum
-from dapo_components.generation import SamplingParams
+from dapo_components.functional.kl import kl_penalty
+from dapo_components.functional.reductions import masked_sum
+from dapo_components.generation.base import SamplingParams
 from dapo_components.reporting import MetricsLog, RolloutLog
 from dapo_components.training.batch_arithmetic import BatchArithmetic
 from dapo_components.training.checkpoint import CheckpointError, CheckpointStore
@@ -50,7 +50,7 @@ from dapo_components.training.distributed import all_gather, all_reduce_counts, 
 from dapo_components.training.entry import run_recipe, user_errors
 from dapo_components.training.guards import FiniteGradientGuard, InterruptGuard, RunStopped, check_sampler_agreement
 from dapo_components.training.memory import estimate_memory
-from dapo_components.training.metrics import MetricSums, Stopwatch, add_sampler_agreement
+from dapo_components.training.metrics import MetricSums, Stopwatch, add_rollout_metrics, add_sampler_agreement
 from dapo_components.training.policy import (
     ForwardSettings,
     batch_log_probs,
@@ -58,7 +58,7 @@ from dapo_components.training.policy import (
     micro_batches,
     packed_log_probs,
 )
-from dapo_components.training.run_folder import open_run_folder
+from dapo_components.training.run_folder import open_run_folder, write_run_summary
 from dapo_components.training.schedule import learning_rate_factor
 from dapo_components.training.torchtune_state import (
     HFCheckpoints,
@@ -217,6 +217,8 @@ class DAPORecipe:
         self._setup_rollouts()
         if checkpoint:
             self._load_state(torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True))
+        if cfg.log_rollouts:
+            self.rollout_log = RolloutLog(folder / f"rollouts_rank{self.rank}.jsonl", resume_step=self.step)
         if self.rank == 0:
             self.metrics_log = MetricsLog(folder / "metrics.jsonl", resume_step=self.num_updates)
             self.metric_logger = build(cfg.metric_logger)
@@ -251,8 +253,6 @@ class DAPORecipe:
         dataset = build(cfg.dataset, tokenizer, max_prompt_length=cfg.max_prompt_length)
         if self.rank == 0 and any(dataset.num_dropped.values()):
             print(f"prompts left out: {dataset.num_dropped}; {len(dataset)} remain", flush=True)
-        path = Path(cfg.output_dir) / f"rollouts_rank{self.rank}.jsonl"
-        self.rollout_log = RolloutLog(path) if cfg.log_rollouts else None
         self.collector = DynamicSamplingCollector(
             collector(sampling=sampling, group_size=cfg.group_size),
             PromptLoader(dataset, seed=cfg.seed, rank=self.rank, world_size=self.world_size),
@@ -265,7 +265,7 @@ class DAPORecipe:
             max_staleness=sampling_cfg.max_staleness,
             rank=self.rank,
             world_size=self.world_size,
-            on_rollouts=(lambda rows: self.rollout_log.write(rows, step=self.step)) if self.rollout_log else None,
+            on_rollouts=self._log_rollouts if cfg.log_rollouts else None,
         )
         if cfg.evaluation:
             held_out = build(cfg.evaluation.dataset, tokenizer, max_prompt_length=cfg.max_prompt_length)
@@ -274,6 +274,9 @@ class DAPORecipe:
                 sampling, temperature=cfg.evaluation.temperature, top_p=cfg.evaluation.top_p
             )
             self.evaluator = collector(sampling=eval_sampling, group_size=cfg.evaluation.num_samples)
+
+    def _log_rollouts(self, rows: list[dict[str, Any]]) -> None:
+        self.rollout_log.write(rows, step=self.step + 1)
 
     # ----------------------------------------------------------------------------------------------- training
 
@@ -405,12 +408,7 @@ class DAPORecipe:
         """One object per optimizer step in metrics.jsonl, the rollout's numbers in each; docs/recipes/dapo.md."""
         metrics = MetricSums()
         self.collector.report(metrics)
-        metrics.mean("reward", batch["reward"])
-        metrics.mean("reward_std", batch["reward"].std(dim=-1))
-        metrics.mean("advantage_abs_mean", batch["advantage"].abs())
-        metrics.mean("completions/mean_length", batch["response_length"].double())
-        metrics.mean("completions/clipped_ratio", batch["truncated"].double())
-        metrics.sum("num_tokens", batch["response_mask"].sum())
+        add_rollout_metrics(metrics, batch)
         rollout = metrics.reduce() | clock.laps
         rollout["tokens_per_second"] = rollout["num_tokens"] / sum(clock.laps.values())
         if self.rank > 0:
@@ -460,23 +458,15 @@ class DAPORecipe:
     def cleanup(self) -> None:
         """Write the summary, close logs and the engine."""
         if self.rank == 0:
-            scores = [self.evaluations[step] for step in sorted(self.evaluations)]
-            name = f"mean@{self.cfg.evaluation.num_samples}" if self.cfg.evaluation else ""
-            summary = {
-                "accuracy_before": scores[0][name] if scores else None,
-                "accuracy_after": scores[-1][name] if scores else None,
-                "num_steps": self.step,
-                "num_updates": self.num_updates,
-                "seconds": round(self.seconds, 1),
-                "stop_reason": self.stop_reason,
-                "seed": self.cfg.seed,
-                "evaluations": {str(step): self.evaluations[step] for step in sorted(self.evaluations)},
-                "checkpoint": str(self.checkpoints.latest()),
-            }
-            path = Path(self.cfg.output_dir) / "run_summary.json"
-            path.write_text(json.dumps(summary, indent=1) + "\n")
-            print(
-                f"{self.stop_reason} after {self.step} steps; summary in {path}, weights in {summary['checkpoint']}/model"
+            write_run_summary(
+                self.cfg.output_dir,
+                seed=self.cfg.seed,
+                num_steps=self.step,
+                num_updates=self.num_updates,
+                seconds=self.seconds,
+                stop_reason=self.stop_reason,
+                evaluations=self.evaluations,
+                checkpoint=self.checkpoints.latest(),
             )
             if self.metric_logger:
                 self.metric_logger.close()
@@ -500,8 +490,7 @@ class DAPORecipe:
             reference_model=bool(cfg.kl.coef),
             generator_copy=self.world_size > 1,
         )
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        return f"{num_parameters:,} parameters\n\n{self.sizes.describe()}\n\n{estimate.describe()}"
+        return f"{self.sizes.describe()}\n\n{estimate.describe()}"
 
 
 def is_due(step: int, every: int) -> bool:

@@ -60,8 +60,8 @@ class BatchArithmetic:
             )
         if self.max_sequence_length > self.max_tokens_per_micro_batch:
             raise ValueError(
-                f"max_tokens_per_micro_batch={self.max_tokens_per_micro_batch} cannot hold one sequence of "
-                f"max_prompt_length + max_response_length = {self.max_sequence_length} tokens; raise it to at least that"
+                f"max_tokens_per_micro_batch={self.max_tokens_per_micro_batch} cannot hold one sequence "
+                f"of max_prompt_length + max_response_length = {self.max_sequence_length} tokens; raise it to that or more"
             )
 
     @property
@@ -101,8 +101,8 @@ class BatchArithmetic:
 
     def describe(self) -> str:
         """Return the sizes as lines of text for a dry run."""
-        worst = self.prompts_per_update_and_rank * self.group_size * self.max_sequence_length
-        passes = -(-worst // self.max_tokens_per_micro_batch)
+        rows_per_pass = self.max_tokens_per_micro_batch // self.max_sequence_length
+        passes = -(-self.prompts_per_update_and_rank * self.group_size // rows_per_pass)
         return "\n".join(
             [
                 f"prompts per step              {self.prompts_per_step:>10,} ({self.prompts_per_rank:,} per rank, "

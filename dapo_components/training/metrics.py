@@ -62,6 +62,21 @@ class MetricSums:
         return {name: float(value) for name, value in {**values, **maxima}.items() if name not in empty}
 
 
+def add_rollout_metrics(metrics: MetricSums, batch: TensorDictBase) -> None:
+    """Add what a batch ``[B, G]`` says about rewards, advantages and lengths, under TRL's names where it has them.
+
+    Args:
+        metrics: Where to add.
+        batch: Holds ``reward``, ``advantage``, ``response_length``, ``truncated`` and ``response_mask``.
+    """
+    metrics.mean("reward", batch["reward"])
+    metrics.mean("reward_std", batch["reward"].std(dim=-1))
+    metrics.mean("advantage_abs_mean", batch["advantage"].abs())
+    metrics.mean("completions/mean_length", batch["response_length"].double())
+    metrics.mean("completions/clipped_ratio", batch["truncated"].double())
+    metrics.sum("num_tokens", batch["response_mask"].sum())
+
+
 def add_sampler_agreement(metrics: MetricSums, part: TensorDictBase, *, version: int) -> None:
     """Measure ``|old_log_prob - rollout_log_prob|`` over the tokens that the current weights sampled.
 

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from dapo_components.data.component import read_key
 from dapo_components.data.packing import PackedTokens, Row, pack_micro_batch, plan_micro_batches
 from dapo_components.functional.log_probs import linear_log_probs
 from dapo_components.training.causal_lm import forward_with_head
@@ -91,7 +92,8 @@ def micro_batches(
         device: Where the model is.
     """
     prompt_tokens, prompt_mask, response_tokens, mask = (
-        batch[key].flatten(0, 1) for key in ("prompt_tokens", "prompt_mask", "response_tokens", mask_key)
+        read_key(batch, key, reader="micro_batches").flatten(0, 1)
+        for key in ("prompt_tokens", "prompt_mask", "response_tokens", mask_key)
     )
     position = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     # Tokens after the last wanted one cannot influence it.

@@ -11,8 +11,8 @@ def learning_rate_factor(
 ) -> float:
     """Return the factor on the base learning rate for one optimizer step.
 
-    Rises linearly to 1 over ``warmup_steps`` (the first step already moves: factor ``1 / warmup_steps``), then stays, or
-    falls to 0 along half a cosine.
+    Rises linearly to 1 over ``warmup_steps`` (the first step already moves: factor ``1 / warmup_steps``), then stays,
+    or falls to 0 along half a cosine.
 
     Args:
         step: Optimizer steps already taken.
