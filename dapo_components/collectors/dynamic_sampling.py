@@ -1,7 +1,8 @@
 """Dynamic sampling: keep a group iff some of its responses are right and some wrong, refill until the batch is full.
 
-Lines 6 to 8 of Algorithm 1 of DAPO (arXiv:2503.14476). Generation runs in rounds; each asks for the groups still missing,
-scaled up by the running acceptance rate, and groups beyond the batch wait for the next step instead of being thrown away.
+Lines 6 to 8 of Algorithm 1 of DAPO (arXiv:2503.14476). Generation runs in rounds; each asks for the groups still
+missing, scaled up by the running acceptance rate, and groups beyond the batch wait for the next step instead of being
+thrown away.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class DynamicSamplingExhausted(RuntimeError):
 class DynamicSamplingCollector:
     """Collect ``prompts_per_step`` groups that pass a filter.
 
-    Groups are taken in dispatch order, so the batch depends on the seed and the data alone, not on timing. Counters
-    balance: launched = used + waiting + filtered + stale + dropped.
+    Groups are taken in dispatch order, so the batch depends on the seed and the data alone, not on timing. The counters
+    of every call balance: launched + carried_in = used + waiting + filtered; ``stale`` groups, which waited too long,
+    were ``waiting`` in the call before and are not carried in.
 
     Args:
         rollouts: Generates and scores groups.
@@ -115,7 +117,7 @@ class DynamicSamplingCollector:
                 break
             missing = self.prompts_per_step - len(self._waiting)
             factor = min(1.0 / max(self._acceptance, 1e-9), self.max_oversampling)
-            rejected += self._round(math.ceil(missing * factor))
+            rejected += self._round(_round_up(missing * factor))
         taken = self._waiting[: self.prompts_per_step]
         self._waiting = self._waiting[self.prompts_per_step :]
         self.counts["used"] = len(taken)
@@ -199,8 +201,14 @@ class DynamicSamplingCollector:
         if self.on_exhausted == "smaller_batch" and accepted:
             self.counts["short_batch"] = 1
             return
+        self.counts["waiting"] = accepted
         raise DynamicSamplingExhausted(
             f"{accepted} of {wanted} groups after {self.counts['gen_batches']} generation batches "
-            f"({self.counts['launched']} groups launched, dropped: {reasons}); raise max_gen_batches, use prompts nearer "
-            "to the policy's ability, or set on_exhausted to smaller_batch or keep_uninformative"
+            f"({self.counts['launched']} groups launched, dropped: {reasons}); raise max_gen_batches, use prompts "
+            "nearer to the policy's ability, or set on_exhausted to smaller_batch or keep_uninformative"
         )
+
+
+def _round_up(value: float) -> int:
+    """Round up, but not for a rounding error: 10 groups at 1.1 are 11, although 10 * 1.1 > 11 in floating point."""
+    return math.ceil(value - 1e-9)

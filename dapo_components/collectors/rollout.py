@@ -11,9 +11,10 @@ import torch
 from tensordict import TensorDict
 
 from dapo_components.data.batch import make_batch
+from dapo_components.data.component import read_key
 from dapo_components.data.prompts import Prompt
 from dapo_components.generation.base import Completion, GenerationRequest, Generator, SamplingParams
-from dapo_components.rewards import RewardSet
+from dapo_components.rewards import RewardScores, RewardSet
 
 
 class TextDecoder(Protocol):
@@ -112,8 +113,8 @@ class RolloutCollector:
         batch["group_id"] = torch.tensor(list(group_ids))[:, None].repeat(1, size[1])
         batch["sample_id"] = torch.arange(size[1]).repeat(size[0], 1)
         texts = [self.tokenizer.decode(list(c.tokens), skip_special_tokens=True) for c in completions]
-        self._score(batch, prompts, completions, texts)
-        return Rollouts(batch, self._records(batch, prompts, texts))
+        scores = self._score(batch, prompts, completions, texts)
+        return Rollouts(batch, self._records(batch, scores, prompts, texts))
 
     def _generate(self, prompts: Sequence[Prompt], group_ids: Sequence[int]) -> list[Completion]:
         requests = [
@@ -131,18 +132,19 @@ class RolloutCollector:
         while self.generator.num_in_flight():
             finished += self.generator.step()
         finished.sort(key=lambda completion: completion.request_id)
-        failed = [completion.request_id for completion in finished if completion.finish_reason == "error"]
+        failed = [completion for completion in finished if completion.finish_reason == "error"]
         if failed or len(finished) != len(requests):
+            said = next((f" (the first says: {completion.error})" for completion in failed if completion.error), "")
             raise GenerationFailed(
-                f"{len(failed)} of {len(requests)} responses failed in the engine and "
-                f"{len(requests) - len(finished)} are missing; non-finite weights are the usual cause: look at grad_norm "
-                "and loss in metrics.jsonl and resume from an earlier checkpoint with a lower learning rate"
+                f"{len(failed)} of {len(requests)} responses failed in the engine{said} and "
+                f"{len(requests) - len(finished)} are missing; non-finite weights are the usual cause: look at "
+                "grad_norm and loss in metrics.jsonl and resume from an earlier checkpoint with a lower learning rate"
             )
         return finished
 
     def _score(
         self, batch: TensorDict, prompts: Sequence[Prompt], completions: Sequence[Completion], texts: list[str]
-    ) -> None:
+    ) -> RewardScores:
         repeated = [prompt for prompt in prompts for _ in range(self.group_size)]
         columns = {name: [prompt.columns[name] for prompt in repeated] for name in prompts[0].columns}
         scores = self.reward(
@@ -155,11 +157,14 @@ class RolloutCollector:
         batch["reward"] = scores.reward.view(batch.shape)
         for name, value in scores.components.items():
             batch["rewards", name] = value.view(batch.shape)
+        return scores
 
-    def _records(self, batch: TensorDict, prompts: Sequence[Prompt], texts: list[str]) -> list[list[dict[str, Any]]]:
+    def _records(
+        self, batch: TensorDict, scores: RewardScores, prompts: Sequence[Prompt], texts: list[str]
+    ) -> list[list[dict[str, Any]]]:
         names = ("group_id", "sample_id", "policy_version", "response_length", "truncated", "accuracy", "reward")
-        columns = {name: batch[name].flatten().tolist() for name in names}
-        components = {name: batch["rewards", name].flatten().tolist() for name in batch["rewards"].keys()}
+        columns = {name: read_key(batch, name, reader="RolloutCollector").flatten().tolist() for name in names}
+        components = {name: value.tolist() for name, value in scores.components.items()}
         rows = [
             {
                 "prompt_id": prompts[number // self.group_size].prompt_id,

@@ -61,7 +61,7 @@ class BatchArithmetic:
         if self.max_sequence_length > self.max_tokens_per_micro_batch:
             raise ValueError(
                 f"max_tokens_per_micro_batch={self.max_tokens_per_micro_batch} cannot hold one sequence "
-                f"of max_prompt_length + max_response_length = {self.max_sequence_length} tokens; raise it to that or more"
+                f"of max_prompt_length + max_response_length = {self.max_sequence_length} tokens; raise it"
             )
 
     @property
