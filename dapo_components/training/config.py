@@ -53,7 +53,9 @@ def parse_config(values: Mapping[str, Any], schema: type[Schema], *, prefix: str
     """
     hints = typing.get_type_hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema)}  # pyright: ignore[reportArgumentType]
-    faults = [f"unknown config key {prefix + key!r}{nearest(key, fields)}" for key in values if key not in fields]
+    faults = [
+        f"unknown config key {f'{prefix}{key}'!r}{nearest(str(key), fields)}" for key in values if key not in fields
+    ]
     accepted: dict[str, Any] = {}
     for name, field in fields.items():
         if name in values:
@@ -86,13 +88,15 @@ def locate(path: str) -> Callable[..., Any]:
         >>> locate("math.sqrt")(9.0)
         3.0
     """
+    if not isinstance(path, str) or not all(path.split(".")):
+        raise ConfigError(f"{COMPONENT} must be a dotted path such as 'package.module.Name', got {path!r}")
     parts = path.split(".")
     for count in range(len(parts) - 1, 0, -1):
         name = ".".join(parts[:count])
         try:
             found: Any = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name and not name.startswith(error.name):
+            if error.name and not f"{name}.".startswith(f"{error.name}."):
                 raise ConfigError(f"{COMPONENT} {path!r} cannot be imported: {error}") from error
             continue
         for attribute in parts[count:]:
@@ -188,6 +192,9 @@ def _check_type(value: Any, hint: Any, name: str) -> Any:
             return value
         allowed = ", ".join(map(str, typing.get_args(hint)))
         raise ConfigError(f"config key {name!r} must be one of {allowed}, got {value!r}")
+    elif origin is list and isinstance(value, list):
+        (item,) = typing.get_args(hint)
+        return [_check_type(child, item, f"{name}[{number}]") for number, child in enumerate(value)]
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
         return parse_config(value, hint, prefix=f"{name}.")
     elif hint is Any or (hint is type(None) and value is None):
@@ -195,7 +202,7 @@ def _check_type(value: Any, hint: Any, name: str) -> Any:
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     else:
-        expected = origin or hint
+        expected: Any = origin or hint
         if isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
             return value
     raise ConfigError(f"config key {name!r} must be {_type_name(hint)}, got {value!r} ({type(value).__name__})")

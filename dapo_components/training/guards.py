@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Self, final
 
 from torch import Tensor
 
 from dapo_components.training.distributed import all_reduce_max
+
+_SAME_SIGNAL_SECONDS = 1.0
 
 
 class RunStopped(RuntimeError):
@@ -19,6 +22,9 @@ class RunStopped(RuntimeError):
 class InterruptGuard:
     """Turn the first Ctrl-C (or SIGTERM) into a request that the loop honours between steps; the second one interrupts.
 
+    A launcher of several processes passes on the Ctrl-C that they received already, so what follows the first signal
+    within a second is the same one.
+
     Example:
         >>> with InterruptGuard() as guard:
         ...     guard.requested()
@@ -26,7 +32,7 @@ class InterruptGuard:
     """
 
     def __init__(self) -> None:
-        self._received = False
+        self._received: float | None = None
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -42,12 +48,14 @@ class InterruptGuard:
 
     def requested(self) -> bool:
         """Whether any rank was asked to stop; a collective, so ranks agree."""
-        return bool(all_reduce_max(int(self._received)))
+        return bool(all_reduce_max(int(self._received is not None)))
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._received:
+        if self._received is not None:
+            if time.monotonic() - self._received < _SAME_SIGNAL_SECONDS:
+                return
             raise KeyboardInterrupt
-        self._received = True
+        self._received = time.monotonic()
         print(
             "\nstopping after this step, with a checkpoint; press Ctrl-C again to stop at once without one", flush=True
         )
@@ -109,6 +117,7 @@ def check_sampler_agreement(max_difference: float, *, limit: float) -> None:
     if not max_difference <= limit:
         raise RunStopped(
             f"sampler and trainer disagree: the log-prob of a sampled token differs by {max_difference:.3g}, more than "
-            f"max_log_prob_difference={limit:g}. The policy gradient would be wrong. Usual causes: another temperature, "
-            "top_p or top_k in the sampler, weights that did not reach it, or a precision (bf16) that needs a larger limit"
+            f"max_log_prob_difference={limit:g}. The policy gradient would be wrong. Usual causes: another "
+            "temperature, top_p or top_k in the sampler, weights that did not reach it, or a precision (bf16) that "
+            "needs a larger limit"
         )
