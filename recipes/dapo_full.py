@@ -43,23 +43,13 @@ from dapo_components.functional.kl import kl_penalty
 from dapo_components.functional.reductions import masked_sum
 from dapo_components.generation.base import SamplingParams
 from dapo_components.reporting import MetricsLog, RolloutLog
-from dapo_components.training.batch_arithmetic import BatchArithmetic
-from dapo_components.training.checkpoint import CheckpointError, CheckpointStore
-from dapo_components.training.config import ConfigError, build, parse_config
-from dapo_components.training.distributed import all_gather, all_reduce_counts, full_parameters
-from dapo_components.training.entry import run_recipe, user_errors
-from dapo_components.training.guards import FiniteGradientGuard, InterruptGuard, RunStopped, check_sampler_agreement
-from dapo_components.training.memory import estimate_memory
-from dapo_components.training.metrics import MetricSums, Stopwatch, add_rollout_metrics, add_sampler_agreement
-from dapo_components.training.policy import (
-    ForwardSettings,
-    batch_log_probs,
-    idle_packed,
-    micro_batches,
-    packed_log_probs,
-)
-from dapo_components.training.run_folder import open_run_folder, write_run_summary
-from dapo_components.training.schedule import learning_rate_factor
+from dapo_components.training import (
+    BatchArithmetic, CheckpointError, CheckpointStore, ConfigError, FiniteGradientGuard, ForwardSettings, InterruptGuard,
+    MetricSums, RunStopped, Stopwatch, add_rollout_metrics, add_sampler_agreement, all_gather, all_reduce_counts,
+    batch_log_probs, build, check_sampler_agreement, estimate_memory, full_parameters, idle_packed, is_due,
+    learning_rate_factor, micro_batches, open_run_folder, packed_log_probs, parse_config, run_recipe, user_errors,
+    write_run_summary,
+)  # fmt: skip
 from dapo_components.training.torchtune_state import (
     HFCheckpoints,
     build_model,
@@ -258,11 +248,7 @@ class DAPORecipe:
             PromptLoader(dataset, seed=cfg.seed, rank=self.rank, world_size=self.world_size),
             build(sampling_cfg.filter) if sampling_cfg.enabled else None,
             prompts_per_step=self.sizes.prompts_per_rank,
-            oversampling=sampling_cfg.oversampling,
-            max_oversampling=sampling_cfg.max_oversampling,
-            max_gen_batches=sampling_cfg.max_gen_batches,
-            on_exhausted=sampling_cfg.on_exhausted,
-            max_staleness=sampling_cfg.max_staleness,
+            **{name: value for name, value in vars(sampling_cfg).items() if name not in ("enabled", "filter")},
             rank=self.rank,
             world_size=self.world_size,
             on_rollouts=self._log_rollouts if cfg.log_rollouts else None,
@@ -491,11 +477,6 @@ class DAPORecipe:
             generator_copy=self.world_size > 1,
         )
         return f"{self.sizes.describe()}\n\n{estimate.describe()}"
-
-
-def is_due(step: int, every: int) -> bool:
-    """Whether something done every ``every`` steps (0: never) is due after ``step``."""
-    return every > 0 and step % every == 0
 
 
 PROGRESS = ("step", "num_updates", "seconds", "evaluations")

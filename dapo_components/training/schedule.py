@@ -35,3 +35,13 @@ def learning_rate_factor(
         return 1.0
     progress = (step - warmup_steps) / max(1, num_steps - warmup_steps)
     return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something done every ``every`` steps (0: never) is due after ``step``.
+
+    Example:
+        >>> is_due(10, 5), is_due(11, 5), is_due(10, 0)
+        (True, False, False)
+    """
+    return every > 0 and step % every == 0
