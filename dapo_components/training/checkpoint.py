@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MANIFEST = "manifest.json"
+_PARTIAL, _REPLACED = ".partial", ".replaced"
 
 
 class CheckpointError(ValueError):
@@ -19,8 +20,8 @@ class CheckpointError(ValueError):
 class CheckpointStore:
     """Numbered checkpoint folders under one root.
 
-    A checkpoint is first written to a hidden folder, its files are flushed to disk and hashed, and only then does it get
-    its name by one rename. A crash at any moment leaves the earlier checkpoints as they were.
+    A checkpoint is first written to a hidden folder, its files are flushed to disk and hashed, and only then does it
+    get its name by one rename. A crash at any moment leaves the earlier checkpoints as they were.
 
     Args:
         root: Folder of the checkpoints; made when the first is saved.
@@ -55,35 +56,32 @@ class CheckpointStore:
             The finished folder.
 
         Raises:
-            CheckpointError: If the disk is full or not writable; earlier checkpoints are untouched.
+            CheckpointError: If ``write`` fails or the disk is full; earlier checkpoints are untouched.
         """
         final = self.root / f"step_{step:06d}"
-        partial = self.root / f".{final.name}.partial"
         try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            write(partial)
-            manifest = {str(path.relative_to(partial)): _describe(path, flush=True) for path in _files(partial)}
-            (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            _flush(partial / MANIFEST)
-            if final.exists():
-                shutil.rmtree(final)
-            partial.rename(final)
-            _flush(self.root)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
+            self._install(final, write)
+        # A full disk is an OSError here, a RuntimeError in torch.save and an error of its own in safetensors.
+        except Exception as error:
             kept = self.latest()
             raise CheckpointError(
-                f"checkpoint of step {step} could not be written to {self.root}: {error}; "
-                f"the newest whole checkpoint is {kept if kept else 'none'}"
+                f"checkpoint of step {step} could not be written to {self.root} ({_free_space(self.root)}): "
+                f"{type(error).__name__}: {error}; the newest whole checkpoint is {kept if kept else 'none'}"
             ) from error
         for old in self.list()[: -self.keep] if self.keep else []:
-            shutil.rmtree(old)
+            old.rename(self.root / f".{old.name}{_PARTIAL}")
+        self._clean()
         return final
 
     def list(self) -> list[Path]:
         """Return the finished checkpoints, oldest first."""
-        return sorted(path for path in self.root.glob("step_*") if (path / MANIFEST).exists())
+        found: dict[int, Path] = {}
+        # A crash between the two renames of a repeated step leaves the former checkpoint under its hidden name.
+        for path in [*self.root.glob(f".step_*{_REPLACED}"), *self.root.glob("step_*")]:
+            step = path.name.removeprefix(".").removesuffix(_REPLACED).removeprefix("step_")
+            if step.isdecimal() and (path / MANIFEST).exists():
+                found[int(step)] = path
+        return [found[step] for step in sorted(found)]
 
     def latest(self) -> Path | None:
         """Return the newest finished checkpoint, or None."""
@@ -97,21 +95,69 @@ class CheckpointStore:
             CheckpointError: If a file is missing, truncated or altered; the message names it and the next older
                 checkpoint.
         """
+        fault = _first_fault(checkpoint)
+        if fault:
+            names = [path.name for path in self.list()]
+            older = names[: names.index(checkpoint.name)] if checkpoint.name in names else []
+            remedy = f"remove that folder to resume from {older[-1]}" if older else "there is no older one"
+            raise CheckpointError(f"{fault}; {remedy}")
+
+    def _install(self, final: Path, write: Callable[[Path], object]) -> None:
+        partial = self.root / f".{final.name}{_PARTIAL}"
+        self._clean()
+        try:
+            partial.mkdir(parents=True)
+            write(partial)
+            _write_manifest(partial)
+            if final.exists():
+                final.rename(self.root / f".{final.name}{_REPLACED}")
+            partial.rename(final)
+            _flush(self.root)
+        finally:
+            self._clean()
+
+    def _clean(self) -> None:
+        """Remove what an interrupted :meth:`save` left, and give a set-aside checkpoint its name back."""
+        for path in self.root.glob(f".step_*{_REPLACED}"):
+            final = self.root / path.name.removeprefix(".").removesuffix(_REPLACED)
+            if final.exists():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.rename(final)
+        for path in self.root.glob(f".step_*{_PARTIAL}"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_manifest(folder: Path) -> None:
+    """Flush and hash everything in a folder, and list it in the manifest."""
+    paths = sorted(folder.rglob("*"))
+    manifest = {str(path.relative_to(folder)): _describe(path, flush=True) for path in paths if path.is_file()}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for path in [folder / MANIFEST, *(path for path in paths if path.is_dir()), folder]:
+        _flush(path)
+
+
+def _first_fault(checkpoint: Path) -> str | None:
+    """Compare a checkpoint with its manifest and say what differs first."""
+    try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
-        for name, expected in manifest.items():
-            path = checkpoint / name
-            found = _describe(path) if path.exists() else None
-            if found != expected:
-                older = [path for path in self.list() if path.name < checkpoint.name]
-                remedy = f"remove that folder to resume from {older[-1].name}" if older else "there is no older one"
-                what = "is missing" if found is None else f"is damaged ({found['bytes']} of {expected['bytes']} bytes)"
-                if found is not None and found["bytes"] == expected["bytes"]:
-                    what = "is damaged (its content changed since it was written)"
-                raise CheckpointError(f"{path} {what}; {remedy}")
+        entries = [(checkpoint / name, expected["bytes"], expected["sha256"]) for name, expected in manifest.items()]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return f"{checkpoint / MANIFEST} is damaged (it is not a list of files)"
+    for path, size, digest in entries:
+        if not path.exists():
+            return f"{path} is missing"
+        found = _describe(path)
+        if found["bytes"] != size:
+            return f"{path} is damaged ({found['bytes']} of {size} bytes)"
+        if found["sha256"] != digest:
+            return f"{path} is damaged (its content changed since it was written)"
+    return None
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _free_space(folder: Path) -> str:
+    existing = next(path for path in [folder, *folder.absolute().parents] if path.exists())
+    return f"{shutil.disk_usage(existing).free / 1024**3:.2f} GiB free"
 
 
 def _describe(path: Path, *, flush: bool = False) -> dict[str, int | str]:
