@@ -136,6 +136,10 @@ def run_doctor() -> int:
     except importlib.metadata.PackageNotFoundError:
         print("dapo-components is not installed here; in the repository type: pip install -e '.[recipes]'")
         return 1
+    except ModuleNotFoundError:  # `packaging` comes with tensordict
+        print(f"not even the core packages are here; type:\n  pip install torch=={TORCH_KNOWN_GOOD}")
+        print('  pip install "dapo-components[recipes]"')
+        return 1
     print(f"dapo-components {_installed_version('dapo-components')}, Python {sys.version.split()[0]}")
     _print_group("needed by every block", core)
     _print_group("needed by recipes", recipes)
