@@ -26,9 +26,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
-from torch import nn
 from torchtune import config, training
-from tqdm import tqdm
 
 from dapo_components.collectors import (
     DynamicSamplingCollector,
@@ -39,17 +37,26 @@ from dapo_components.collectors import (
 from dapo_components.data import PromptLoader, stop_token_ids
 from dapo_components.evaluation import accuracy_metrics
 from dapo_components.filters import OverlongFilter
-from dapo_components.functional.kl import kl_penalty
-from dapo_components.functional.reductions import masked_sum
-from dapo_components.generation.base import SamplingParams
-from dapo_components.reporting import MetricsLog, RolloutLog
-from dapo_components.training import (
-    BatchArithmetic, CheckpointError, CheckpointStore, ConfigError, FiniteGradientGuard, ForwardSettings, InterruptGuard,
-    MetricSums, RunStopped, Stopwatch, add_rollout_metrics, add_sampler_agreement, all_gather, all_reduce_counts,
-    batch_log_probs, build, check_sampler_agreement, estimate_memory, full_parameters, idle_packed, is_due,
-    learning_rate_factor, micro_batches, open_run_folder, packed_log_probs, parse_config, run_recipe, user_errors,
-    write_run_summary,
-)  # fmt: skip
+from dapo_components.generation import SamplingParams
+from dapo_components.reporting import RunReport
+from dapo_components.rewards import ReferenceKLPenalty
+from dapo_components.training.batch_arithmetic import BatchArithmetic
+from dapo_components.training.checkpoint import CheckpointError, CheckpointStore
+from dapo_components.training.config import ConfigError, build, parse_config
+from dapo_components.training.distributed import all_gather, all_reduce_counts, full_parameters
+from dapo_components.training.entry import run_recipe, user_errors
+from dapo_components.training.guards import FiniteGradientGuard, InterruptGuard, RunStopped, check_sampler_agreement
+from dapo_components.training.memory import describe_run
+from dapo_components.training.metrics import MetricSums, Stopwatch, add_rollout_metrics, add_sampler_agreement
+from dapo_components.training.policy import (
+    ForwardSettings,
+    batch_log_probs,
+    idle_packed,
+    micro_batches,
+    packed_log_probs,
+)
+from dapo_components.training.run_folder import open_run_folder
+from dapo_components.training.schedule import is_due, learning_rate_factor
 from dapo_components.training.torchtune_state import (
     HFCheckpoints,
     build_model,
@@ -164,8 +171,8 @@ class DAPORecipe:
         if stale and not cfg.loss.get("rollout_correction"):
             raise ConfigError(
                 f"dynamic_sampling.max_staleness={cfg.dynamic_sampling.max_staleness} trains on responses of an older "
-                "policy, whose weight only loss.rollout_correction corrects (for example {level: token, mode: truncate, "
-                "upper: 2.0}); set it, or max_staleness: 0"
+                "policy; set loss.rollout_correction to weigh them, for example {level: token, mode: truncate, upper: "
+                "2.0}, or max_staleness: 0"
             )
         self.device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cfg.device == "cuda" else "cpu")
         self.dtype = training.get_dtype(cfg.dtype, self.device)
@@ -179,9 +186,7 @@ class DAPORecipe:
         self.num_updates = 0  # optimizer steps done; the version of the policy
         self.seconds = 0.0
         self.evaluations: dict[int, dict[str, float]] = {}  # by rollout step
-        self.stop_reason = "finished"
-
-    # ------------------------------------------------------------------------------------------------- set-up
+        self.stop_reason = "failed"
 
     def setup(self) -> None:
         """Build what the config names, load weights, and resume if asked."""
@@ -201,17 +206,22 @@ class DAPORecipe:
         factor = partial(learning_rate_factor, warmup_steps=cfg.warmup_steps, num_steps=num_updates, decay=cfg.lr_decay)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
         self.soft_overlong, self.advantage = build(cfg.soft_overlong), build(cfg.advantage)
-        kl_in_loss = {"kl_coef": cfg.kl.coef, "kl_estimator": cfg.kl.estimator} if cfg.kl.placement == "loss" else {}
-        self.loss = build(cfg.loss, **kl_in_loss)
+        kl_in_reward = cfg.kl.coef > 0 and cfg.kl.placement == "reward"
+        self.kl_penalty = ReferenceKLPenalty(coef=cfg.kl.coef, estimator=cfg.kl.estimator) if kl_in_reward else None
+        self.loss = build(cfg.loss, kl_coef=0.0 if kl_in_reward else cfg.kl.coef, kl_estimator=cfg.kl.estimator)
         self.gradients = FiniteGradientGuard()
         self._setup_rollouts()
         if checkpoint:
             self._load_state(torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True))
-        if cfg.log_rollouts:
-            self.rollout_log = RolloutLog(folder / f"rollouts_rank{self.rank}.jsonl", resume_step=self.step)
-        if self.rank == 0:
-            self.metrics_log = MetricsLog(folder / "metrics.jsonl", resume_step=self.num_updates)
-            self.metric_logger = build(cfg.metric_logger)
+        self.report = RunReport(
+            folder,
+            step=self.step,
+            num_steps=cfg.num_steps,
+            num_updates=self.num_updates,
+            rank=self.rank,
+            log_rollouts=cfg.log_rollouts,
+            metric_logger=build(cfg.metric_logger) if self.rank == 0 else None,
+        )
 
     def _setup_models(self, checkpoint: Path | None) -> None:
         """The policy, the sampler's full copy where the policy is sharded, and the reference if there is a KL term."""
@@ -251,7 +261,7 @@ class DAPORecipe:
             **{name: value for name, value in vars(sampling_cfg).items() if name not in ("enabled", "filter")},
             rank=self.rank,
             world_size=self.world_size,
-            on_rollouts=self._log_rollouts if cfg.log_rollouts else None,
+            on_rollouts=lambda rows: self.report.rollouts(rows),
         )
         if cfg.evaluation:
             held_out = build(cfg.evaluation.dataset, tokenizer, max_prompt_length=cfg.max_prompt_length)
@@ -261,19 +271,14 @@ class DAPORecipe:
             )
             self.evaluator = collector(sampling=eval_sampling, group_size=cfg.evaluation.num_samples)
 
-    def _log_rollouts(self, rows: list[dict[str, Any]]) -> None:
-        self.rollout_log.write(rows, step=self.step + 1)
-
-    # ----------------------------------------------------------------------------------------------- training
-
     def train(self) -> None:
         """Algorithm 1 of DAPO: sample until enough groups are informative, then update on them."""
-        cfg = self.cfg
+        cfg, first_step = self.cfg, self.step
         started = time.perf_counter() - self.seconds
-        self.evaluate()
-        bar = tqdm(total=cfg.num_steps, initial=self.step, disable=self.rank > 0, unit="step")
+        if self.step == 0:
+            self.evaluate()
         with InterruptGuard() as interrupt:
-            while self.step < cfg.num_steps:
+            while self.step < cfg.num_steps and not interrupt.requested():
                 clock = Stopwatch()
                 batch = self.collect()  # lines 3-8: sample, score, filter, refill
                 clock.lap("time/generate")
@@ -286,18 +291,15 @@ class DAPORecipe:
                 self.generator.update_weights(full_parameters(self.model), version=self.num_updates)
                 clock.lap("time/sync")
                 self.step += 1
-                self.seconds = time.perf_counter() - started
-                self.log_step(batch, updates, clock, bar)
-                if interrupt.requested():
-                    self.stop_reason = "interrupted"
-                    break
+                self.log_step(batch, updates, clock)
                 if self.step == cfg.num_steps or (cfg.evaluation and is_due(self.step, cfg.evaluation.every)):
                     self.evaluate()
+                self.seconds = time.perf_counter() - started
                 if is_due(self.step, cfg.save_every) and self.step < cfg.num_steps:
                     self.save_checkpoint()
-        bar.close()
-        self.seconds = time.perf_counter() - started
-        self.save_checkpoint()
+        self.stop_reason = "finished" if self.step >= cfg.num_steps else "interrupted"
+        if self.step > first_step:
+            self.save_checkpoint()
 
     def collect(self) -> TensorDict:
         """Collect this rank's share of the batch; all ranks stop together if one runs out of informative groups."""
@@ -309,6 +311,8 @@ class DAPORecipe:
         failures = [f"rank {rank}: {text}" for rank, text in enumerate(all_gather(failure)) if text]
         if failures or batch is None:
             self.stop_reason = "exhausted"
+            if batch is not None:
+                self.collector.put_back(batch)
             self.save_checkpoint()
             raise RunStopped("; ".join(failures) + f"; a checkpoint of step {self.step} is in {self.checkpoints.root}")
         return batch
@@ -319,7 +323,7 @@ class DAPORecipe:
         With a single update per rollout the old policy is the current one, so :meth:`update` takes its log-probs and
         saves a forward pass.
         """
-        if self.sizes.updates_per_rollout > 1 or (self.reference and self.cfg.kl.placement == "reward"):
+        if self.sizes.updates_per_rollout > 1 or self.kl_penalty:
             batch["old_log_prob"] = batch_log_probs(self.model, batch, self.forward)
         if self.reference:
             batch["ref_log_prob"] = batch_log_probs(self.reference, batch, self.forward)
@@ -329,15 +333,16 @@ class DAPORecipe:
         """Add what is not correctness: the soft overlong punishment (Eq. 13), and the KL if it goes into the reward."""
         if self.soft_overlong:
             batch = self.soft_overlong(batch)
-        if self.reference and self.cfg.kl.placement == "reward":
-            kl = kl_penalty(batch["old_log_prob"], batch["ref_log_prob"], estimator=self.cfg.kl.estimator)
-            batch["reward"] = batch["reward"] - self.cfg.kl.coef * masked_sum(kl, batch["response_mask"], dim=-1)
+        if self.kl_penalty:
+            batch = self.kl_penalty(batch)
         return batch
 
     def minibatches(self, batch: TensorDict) -> Iterator[TensorDict]:
         """Split whole groups into the optimizer steps of a rollout."""
         for _ in range(self.cfg.epochs_per_rollout):
-            yield from batch.chunk(self.sizes.updates_per_epoch)
+            # A batch that came out short still takes part in every optimizer step, with nothing if need be.
+            for groups in torch.arange(batch.shape[0]).tensor_split(self.sizes.updates_per_epoch):
+                yield batch[groups]
 
     def update(self, minibatch: TensorDict) -> dict[str, float]:
         """One optimizer step; micro-batches and ranks add up to the loss of the whole minibatch."""
@@ -364,17 +369,16 @@ class DAPORecipe:
             add_sampler_agreement(metrics, part, version=self.generator.version)
         reduced = metrics.reduce()
         if self.num_updates == 0:
-            check_sampler_agreement(reduced["sampling/log_prob_diff_max"], limit=self.cfg.max_log_prob_difference)
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.max_grad_norm)
-        grad_norm = grad_norm.full_tensor() if hasattr(grad_norm, "full_tensor") else grad_norm
-        if self.gradients.allows(grad_norm):
+            check_sampler_agreement(
+                reduced.get("sampling/log_prob_diff_max", 0.0), limit=self.cfg.max_log_prob_difference
+            )
+        grad_norm, is_finite = self.gradients.clip(self.model.parameters(), self.cfg.max_grad_norm)
+        if is_finite:
             self.optimizer.step()
-        reduced |= {"lr": self.schedule.get_last_lr()[0], "grad_norm": float(grad_norm)}
+        reduced |= {"lr": self.schedule.get_last_lr()[0], "grad_norm": grad_norm}
         self.schedule.step()
         self.num_updates += 1
         return reduced
-
-    # ------------------------------------------------------------------ evaluation, logs, checkpoints, clean-up
 
     def evaluate(self) -> None:
         """Sampled accuracy on the held-out prompts, with the same seeds every time."""
@@ -384,31 +388,16 @@ class DAPORecipe:
         accuracy = torch.cat(all_gather(rollouts.batch["accuracy"]))
         scores = accuracy_metrics(accuracy, ks=self.cfg.evaluation.pass_at)
         self.evaluations[self.step] = scores
-        if self.rank == 0:
-            text = ", ".join(f"{name} {value:.3f}" for name, value in scores.items() if not name.endswith("stderr"))
-            tqdm.write(f"held-out accuracy after {self.step} steps: {text}")
-            if self.metric_logger:
-                self.metric_logger.log_dict({f"evaluation/{name}": value for name, value in scores.items()}, self.step)
+        self.report.evaluation(scores)
 
-    def log_step(self, batch: TensorDict, updates: list[dict[str, float]], clock: Stopwatch, bar: tqdm) -> None:
-        """One object per optimizer step in metrics.jsonl, the rollout's numbers in each; docs/recipes/dapo.md."""
+    def log_step(self, batch: TensorDict, updates: list[dict[str, float]], clock: Stopwatch) -> None:
+        """Measure the rollout and hand everything to the report; docs/recipes/dapo.md explains each name."""
         metrics = MetricSums()
         self.collector.report(metrics)
         add_rollout_metrics(metrics, batch)
         rollout = metrics.reduce() | clock.laps
         rollout["tokens_per_second"] = rollout["num_tokens"] / sum(clock.laps.values())
-        if self.rank > 0:
-            return
-        for number, update in enumerate(updates, start=self.num_updates - len(updates) + 1):
-            self.metrics_log.log(number, {"rollout_step": self.step, **update, **rollout})
-            if self.metric_logger:
-                self.metric_logger.log_dict({**update, **rollout}, number)
-        bar.update()
-        bar.set_postfix_str(
-            f"reward {rollout['reward']:.2f}, accuracy {rollout['sampling/accuracy']:.2f}, "
-            f"kept {rollout['sampling/kept_share']:.2f}, length {rollout['completions/mean_length']:.0f}, "
-            f"{rollout['tokens_per_second']:.0f} tokens/s"
-        )
+        self.report.step_done(updates, rollout, num_updates=self.num_updates)
 
     def save_checkpoint(self) -> None:
         """Write weights as a Hugging Face folder, and everything else that an exact continuation needs."""
@@ -443,40 +432,28 @@ class DAPORecipe:
 
     def cleanup(self) -> None:
         """Write the summary, close logs and the engine."""
-        if self.rank == 0:
-            write_run_summary(
-                self.cfg.output_dir,
-                seed=self.cfg.seed,
-                num_steps=self.step,
-                num_updates=self.num_updates,
-                seconds=self.seconds,
-                stop_reason=self.stop_reason,
-                evaluations=self.evaluations,
-                checkpoint=self.checkpoints.latest(),
-            )
-            if self.metric_logger:
-                self.metric_logger.close()
+        self.report.close(
+            evaluations=self.evaluations,
+            num_updates=self.num_updates,
+            seconds=round(self.seconds, 1),
+            stop_reason=self.stop_reason,
+            seed=self.cfg.seed,
+            checkpoint=self.checkpoints.latest(),
+        )
         self.generator.close()
         if self.world_size > 1:
             dist.destroy_process_group()
 
     def describe(self) -> str:
         """What a dry run prints: batch arithmetic and a memory estimate; builds on the meta device, loads nothing."""
-        cfg = self.cfg
-        with torch.device("meta"):
-            model = build(cfg.model)
-        estimate = estimate_memory(
-            model,
-            max_tokens=cfg.max_tokens_per_micro_batch,
-            max_sequence_length=self.sizes.max_sequence_length,
-            world_size=self.world_size,
-            dtype=cfg.dtype,
-            compute_dtype=cfg.compute_dtype,
-            activation_checkpointing=cfg.enable_activation_checkpointing,
-            reference_model=bool(cfg.kl.coef),
-            generator_copy=self.world_size > 1,
+        return describe_run(
+            self.cfg.model,
+            self.sizes,
+            dtype=self.cfg.dtype,
+            compute_dtype=self.cfg.compute_dtype,
+            activation_checkpointing=self.cfg.enable_activation_checkpointing,
+            reference_model=bool(self.cfg.kl.coef),
         )
-        return f"{self.sizes.describe()}\n\n{estimate.describe()}"
 
 
 PROGRESS = ("step", "num_updates", "seconds", "evaluations")
@@ -496,8 +473,10 @@ def recipe_main(cfg: DictConfig) -> None:
             return
         recipe.setup()
     with user_errors(RunStopped, CheckpointError):
-        recipe.train()
-    recipe.cleanup()
+        try:
+            recipe.train()
+        finally:
+            recipe.cleanup()
 
 
 if __name__ == "__main__":

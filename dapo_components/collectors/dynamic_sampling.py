@@ -132,6 +132,11 @@ class DynamicSamplingCollector:
         for name, values in self._seen.items():
             metrics.mean(f"sampling/{name}", torch.cat(values))
 
+    def put_back(self, batch: TensorDict) -> None:
+        """Return the batch of the last :meth:`collect` unused, so that the next one starts with it."""
+        self._step -= 1
+        self._waiting = [(self._step, batch[i : i + 1]) for i in range(batch.shape[0])] + self._waiting
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes between calls: prompts, waiting groups, acceptance rate, ids."""
         return {

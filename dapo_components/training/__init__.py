@@ -18,7 +18,7 @@ from dapo_components.training.policy import (
     micro_batches,
     packed_log_probs,
 )
-from dapo_components.training.run_folder import open_run_folder, write_run_summary
+from dapo_components.training.run_folder import open_run_folder
 from dapo_components.training.schedule import is_due, learning_rate_factor
 
 __all__ = [
@@ -50,5 +50,4 @@ __all__ = [
     "parse_config",
     "run_recipe",
     "user_errors",
-    "write_run_summary",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Self, final
 
-from torch import Tensor
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dapo_components.training.distributed import all_reduce_max
 
@@ -73,8 +76,10 @@ class FiniteGradientGuard:
 
     Example:
         >>> import torch
-        >>> FiniteGradientGuard().allows(torch.tensor(0.5))
-        True
+        >>> weight = nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> FiniteGradientGuard().clip([weight], max_norm=1.0)
+        (5.0, True)
     """
 
     def __init__(self, max_in_a_row: int = 3) -> None:
@@ -83,22 +88,31 @@ class FiniteGradientGuard:
         self.max_in_a_row = max_in_a_row
         self._skipped = 0
 
-    def allows(self, grad_norm: Tensor) -> bool:
-        """Whether to step the optimizer.
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> tuple[float, bool]:
+        """Clip the gradient to ``max_norm`` in place, sharded or not.
+
+        Args:
+            parameters: Parameters with gradients.
+            max_norm: Largest 2-norm over all of them.
+
+        Returns:
+            The norm before clipping, and whether to step the optimizer.
 
         Raises:
-            RunStopped: After ``max_in_a_row`` skips.
+            RunStopped: After ``max_in_a_row`` gradients that are not finite.
         """
-        if bool(grad_norm.isfinite()):
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+        norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if math.isfinite(norm):
             self._skipped = 0
-            return True
+            return norm, True
         self._skipped += 1
         if self._skipped >= self.max_in_a_row:
             raise RunStopped(
-                f"the gradient norm was {float(grad_norm)} in {self._skipped} updates in a row, which were skipped; "
-                "resume from the last checkpoint with a lower learning rate or smaller max_grad_norm"
+                f"the gradient norm was {norm} in {self._skipped} updates in a row, which were skipped; resume from the "
+                "last checkpoint with a lower learning rate or smaller max_grad_norm"
             )
-        return False
+        return norm, False
 
 
 def check_sampler_agreement(max_difference: float, *, limit: float) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dapo_components.training.batch_arithmetic import BatchArithmetic
 from dapo_components.training.causal_lm import backbone_hidden, head_parameters
+from dapo_components.training.config import build
 
 GIB = 1024**3
 _BYTES = {"fp32": 4, "bf16": 2}
@@ -69,11 +73,22 @@ def estimate_memory(
         Bytes by part.
 
     Raises:
-        ValueError: If the model is not on the meta device.
+        ValueError: If the model is not on the meta device, or cannot read sequences this long.
+
+    Example:
+        >>> from torchtune.models.llama3_2 import llama3_2
+        >>> with torch.device("meta"):
+        ...     model = llama3_2(
+        ...         vocab_size=100, num_layers=1, num_heads=2, num_kv_heads=2, embed_dim=8, max_seq_len=64,
+        ...         intermediate_dim=16,
+        ...     )
+        >>> estimate_memory(model, max_tokens=64, max_sequence_length=32).parts["parameters"]
+        5856
     """
     parameters = list(model.parameters())
     if any(parameter.device.type != "meta" for parameter in parameters):
         raise ValueError("estimate_memory needs a model on the meta device; build it under `with torch.device('meta')`")
+    _complete_rotary_caches(model)
     size = sum(parameter.numel() for parameter in parameters) * _BYTES[dtype]
     shard = -(-size // world_size)
     weight, _ = head_parameters(model)
@@ -86,9 +101,8 @@ def estimate_memory(
         parts["reference policy"] = shard
     if generator_copy:
         parts["sampler's copy"] = size
-    parts["activations"] = (
-        _activation_bytes(model, max_tokens, max_sequence_length, activation_checkpointing) * (_BYTES[compute_dtype])
-    )
+    saved = _saved_elements(model, max_tokens, max_sequence_length, activation_checkpointing)
+    parts["activations"] = saved * _BYTES[compute_dtype]
     parts["vocabulary head"] = 2 * head_chunk_size * weight.shape[0] * 4 + weight.numel() * 4
     return MemoryEstimate(parts)
 
@@ -97,23 +111,63 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     return list(max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len, default=nn.ModuleList()))
 
 
-def _activation_bytes(model: nn.Module, max_tokens: int, length: int, checkpointing: bool) -> int:
-    """Count the elements autograd saves for one micro-batch, by running one row and scaling."""
-    saved: dict[int, tuple[Tensor, int]] = {}
-    owned = {id(parameter) for parameter in model.parameters()}
+def _complete_rotary_caches(model: nn.Module) -> None:
+    """Give torchtune's scaled rotary embeddings, which wait for a real device, a cache of the right shape."""
+    for module in model.modules():
+        if not getattr(module, "is_cache_built", True):
+            rotary: Any = module
+            rotary.register_buffer("theta", torch.empty(rotary.dim // 2, device="meta"), persistent=False)
+            rotary.build_rope_cache(rotary.max_seq_len)
+            rotary.is_cache_built = True
+
+
+def _saved_elements(model: nn.Module, max_tokens: int, max_sequence_length: int, checkpointing: bool) -> int:
+    """Count the elements autograd saves for one micro-batch, by running one sequence and scaling with its length."""
+    length = _probe_length(model, max_sequence_length)
+    saved: dict[int, Tensor] = {}
+    owned = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def pack(tensor: Tensor) -> Tensor:
-        scores = tensor.dim() >= 2 and tensor.shape[-1] == length and tensor.shape[-2] == length
+        scores = tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2] == length
         base = tensor if tensor._base is None else tensor._base
         if id(base) not in owned and not scores and tensor.is_floating_point():
-            saved[id(base)] = (base, base.numel())  # keeping the tensor alive keeps its id unique
+            saved[id(base)] = base  # keeping the tensor alive keeps its id unique
         return tensor
 
     tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         hidden = backbone_hidden(model, tokens)
-    kept = sum(count for _, count in saved.values())
+    kept = sum(tensor.numel() for tensor in saved.values())
     layers = max(1, len(_layers(model)))
     if checkpointing:
         kept = kept // layers + layers * hidden.numel()
-    return kept * -(-max_tokens // length)
+    return -(-kept * max_tokens // length)
+
+
+def _probe_length(model: nn.Module, longest: int) -> int:
+    """Return a length that no width of the model has, so that only attention scores are square in it."""
+    widths = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
+    widths |= {module.head_dim for module in model.modules() if isinstance(getattr(module, "head_dim", None), int)}
+    return next((length for length in range(longest, 0, -1) if length not in widths), longest)
+
+
+def describe_run(model: Mapping[str, Any], sizes: BatchArithmetic, **options: Any) -> str:
+    """Return what a dry run prints: the batch arithmetic and a memory estimate; no weight is loaded.
+
+    Args:
+        model: Component of the model.
+        sizes: Sizes of a rollout step.
+        options: Precision and what else is held in memory, as in :func:`estimate_memory`.
+    """
+    with torch.device("meta"):
+        built = build(model)
+    estimate = estimate_memory(
+        built,
+        max_tokens=sizes.max_tokens_per_micro_batch,
+        max_sequence_length=sizes.max_sequence_length,
+        world_size=sizes.world_size,
+        generator_copy=sizes.world_size > 1,
+        **options,
+    )
+    num_parameters = sum(parameter.numel() for parameter in built.parameters())
+    return f"{sizes.describe()}\n\n{'parameters of the model':<29} {num_parameters:>10,}\n{estimate.describe()}"

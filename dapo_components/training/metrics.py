@@ -70,7 +70,7 @@ def add_rollout_metrics(metrics: MetricSums, batch: TensorDictBase) -> None:
         batch: Holds ``reward``, ``advantage``, ``response_length``, ``truncated`` and ``response_mask``.
     """
     metrics.mean("reward", batch["reward"])
-    metrics.mean("reward_std", batch["reward"].std(dim=-1))
+    metrics.mean("reward_std", batch["reward"].std(dim=-1, correction=min(1, batch.shape[1] - 1)))
     metrics.mean("advantage_abs_mean", batch["advantage"].abs())
     metrics.mean("completions/mean_length", batch["response_length"].double())
     metrics.mean("completions/clipped_ratio", batch["truncated"].double())

@@ -10,7 +10,6 @@ from typing import Any
 from dapo_components.training.config import ConfigError
 
 CONFIG_FILE = "config.json"
-SUMMARY_FILE = "run_summary.json"
 _FREE_TO_CHANGE = ("resume", "dry_run", "num_steps", "output_dir")
 
 
@@ -55,55 +54,6 @@ def open_run_folder(folder: str | Path, *, resume: bool, config: Mapping[str, An
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and key not in _FREE_TO_CHANGE
     ]
-
-
-def write_run_summary(
-    folder: str | Path,
-    *,
-    seed: int,
-    num_steps: int,
-    num_updates: int,
-    seconds: float,
-    stop_reason: str,
-    evaluations: Mapping[int, Mapping[str, float]],
-    checkpoint: Path | None,
-) -> Path:
-    """Write ``run_summary.json`` and say where it is.
-
-    Args:
-        folder: Output folder of the run.
-        seed: Seed of the run.
-        num_steps: Rollout steps done.
-        num_updates: Optimizer steps done.
-        seconds: Wall time of training and evaluation, over all parts of a resumed run.
-        stop_reason: ``finished``, ``interrupted`` or ``exhausted``.
-        evaluations: Scores by rollout step; the ``mean@k`` of the first and the last become ``accuracy_before`` and
-            ``accuracy_after``.
-        checkpoint: The newest checkpoint.
-
-    Returns:
-        The file.
-    """
-    means = [value for _, scores in sorted(evaluations.items()) for name, value in scores.items() if _is_mean(name)]
-    summary = {
-        "accuracy_before": means[0] if means else None,
-        "accuracy_after": means[-1] if means else None,
-        "num_steps": num_steps,
-        "num_updates": num_updates,
-        "seconds": round(seconds, 1),
-        "stop_reason": stop_reason,
-        "seed": seed,
-        "evaluations": {str(step): dict(scores) for step, scores in sorted(evaluations.items())},
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-    }
-    path = Path(folder) / SUMMARY_FILE
-    path.write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"{stop_reason} after {num_steps} steps: summary in {path}, checkpoint in {checkpoint}", flush=True)
-    return path
-
-
-def _is_mean(name: str) -> bool:
-    return name.startswith("mean@") and not name.endswith("stderr")
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
