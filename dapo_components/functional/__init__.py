@@ -17,6 +17,11 @@ from dapo_components.functional.lengths import (
     soft_overlong_punishment,
     truncation_mask,
 )
+from dapo_components.functional.log_probs import (
+    linear_log_probs,
+    token_entropy,
+    token_log_probs,
+)
 from dapo_components.functional.ratios import (
     sequence_log_ratio,
     token_log_ratio,
@@ -41,6 +46,7 @@ __all__ = [
     "check_mask",
     "group_spread",
     "informative_mask",
+    "linear_log_probs",
     "majority_at_k",
     "mask_truncated",
     "masked_mean",
@@ -49,6 +55,8 @@ __all__ = [
     "pass_at_k",
     "sequence_log_ratio",
     "soft_overlong_punishment",
+    "token_entropy",
+    "token_log_probs",
     "token_log_ratio",
     "truncation_mask",
     "zero_masked",
