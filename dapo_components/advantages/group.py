@@ -71,10 +71,6 @@ class GroupNormalizedAdvantage(Component):
         )
         return self.write(tensordict, advantage)
 
-    def extra_repr(self) -> str:
-        """Show the settings when the block is printed."""
-        return f"scale={self.scale!r}, eps={self.eps}, ddof={self.ddof}, rtol={self.rtol}"
-
 
 @final
 class LeaveOneOutAdvantage(Component):

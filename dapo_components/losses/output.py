@@ -45,6 +45,8 @@ class PolicyLossOutput(TensorClass):
         (tensor(1.), ['log_ratio_max'])
     """
 
+    _documentation = __doc__
+
     loss: Tensor
     policy_loss: Tensor
     ratio_mean: Tensor
@@ -77,3 +79,7 @@ class PolicyLossOutput(TensorClass):
             if name != "loss" and value is not None
         }
         return values, frozenset(name for name in values if name.endswith("_max"))
+
+
+# TensorClass replaces the docstring by its signature; help() should show what the fields mean.
+PolicyLossOutput.__doc__ = PolicyLossOutput._documentation

@@ -148,10 +148,6 @@ class DAPOLoss(Component):
         terms = clipped_policy_objective(**inputs, counts=counts, **self.settings)
         return PolicyLossOutput.from_dict(terms, batch_size=[])
 
-    def extra_repr(self) -> str:
-        """Show the settings when the block is printed."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-
 
 def _check_aggregation(aggregation: str, length_scale: float | None) -> None:
     if aggregation not in AGGREGATIONS:

@@ -67,7 +67,3 @@ class SoftOverlongPunishment(Component):
             length, max_length=self.max_length, buffer_length=self.buffer_length, penalty=self.penalty
         ).to(reward.dtype)
         return self.write(tensordict, reward + punishment, punishment)
-
-    def extra_repr(self) -> str:
-        """Show the settings when the block is printed."""
-        return f"max_length={self.max_length}, buffer_length={self.buffer_length}, penalty={self.penalty}"
