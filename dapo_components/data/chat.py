@@ -158,7 +158,7 @@ def get_template(template: str | PromptTemplate) -> PromptTemplate:
         ValueError: If there is no such template.
 
     Example:
-        >>> get_template("gsm8k").read_answer("so 9 eggs\\n#### 18")
+        >>> get_template("gsm8k").read_answer("so 9 eggs\n#### 18")
         '18'
     """
     if isinstance(template, PromptTemplate):

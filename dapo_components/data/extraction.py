@@ -65,7 +65,7 @@ def last_answer_line(response: str) -> str | None:
     r"""Return the rest of the line after the last ``Answer:``, or the next line if nothing follows on the same one.
 
     Example:
-        >>> last_answer_line("Answer: 41. No.\\n**Answer:** 42")
+        >>> last_answer_line("Answer: 41. No.\n**Answer:** 42")
         '42'
     """
     found = None
@@ -78,7 +78,7 @@ def last_hash_line(response: str) -> str | None:
     r"""Return the rest of the line after the last ``####``, the mark of GSM8K.
 
     Example:
-        >>> last_hash_line("16 - 3 - 4 = 9 eggs\\n#### 18")
+        >>> last_hash_line("16 - 3 - 4 = 9 eggs\n#### 18")
         '18'
     """
     return after_last("####")(response)
@@ -88,7 +88,7 @@ def whole_response(response: str) -> str | None:
     r"""Return the whole response without surrounding blanks, ``None`` if nothing is left.
 
     Example:
-        >>> whole_response("  42\\n")
+        >>> whole_response("  42\n")
         '42'
     """
     return drop_thinking(response).strip() or None

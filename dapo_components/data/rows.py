@@ -51,7 +51,9 @@ def read_rows(source: str | Path, *, split: str = "train") -> Iterator[Row]:
         return _jsonl_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path)
     if path.is_file():
         raise ValueError(f"source file {str(source)!r} must end in .jsonl or .parquet")
-    if not path.is_dir() and (str(source)[:1] in ("", ".", "/", "~") or str(source).count("/") != 1):
+    name = str(source)
+    is_hub_name = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    if not name or not (path.is_dir() or is_hub_name):
         raise ValueError(
             f"source {str(source)!r} must be an existing .jsonl or .parquet file or folder, or a data set's name "
             "on the hub of the form 'owner/name'"
