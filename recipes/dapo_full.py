@@ -11,7 +11,8 @@ Edit first: ``DAPOConfig`` (every key, its default and meaning), ``DAPORecipe.tr
 Notation: ``B`` prompts, ``G`` responses per prompt, ``T`` response positions.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: `parse_config` needs the types of DAPOConfig as objects, and `tune run`
+# executes this file without registering it as a module in which text could be looked up.
 
 import dataclasses
 import os

@@ -51,7 +51,13 @@ def parse_config(values: Mapping[str, Any], schema: type[Schema], *, prefix: str
         dapo_components.training.config.ConfigError: unknown config key 'num_step'; did you mean 'num_steps'?
         missing config key 'num_steps' (int)
     """
-    hints = typing.get_type_hints(schema)
+    try:
+        hints = typing.get_type_hints(schema)
+    except NameError as error:
+        raise ConfigError(
+            f"the types of {schema.__name__} cannot be read ({error}): `tune run` does not register a recipe as a module, "
+            "so the file that defines it must not have `from __future__ import annotations`"
+        ) from error
     fields = {field.name: field for field in dataclasses.fields(schema)}  # pyright: ignore[reportArgumentType]
     faults = [
         f"unknown config key {f'{prefix}{key}'!r}{nearest(str(key), fields)}" for key in values if key not in fields

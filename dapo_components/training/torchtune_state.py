@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -15,6 +16,9 @@ from torchtune import modules, training
 
 from dapo_components.training.config import ConfigError, build
 from dapo_components.training.distributed import rank_and_world_size
+
+# One line per file written, in the middle of a progress bar.
+logging.getLogger("torchtune.utils._logging").setLevel(logging.WARNING)
 
 
 @final
