@@ -44,6 +44,7 @@ from dapo_components.rewards import ReferenceKLPenalty
 from dapo_components.training.batch_arithmetic import BatchArithmetic
 from dapo_components.training.checkpoint import CheckpointError, CheckpointStore
 from dapo_components.training.config import ConfigError, build, parse_config
+from dapo_components.training.config_sections import Component, DynamicSamplingConfig, EvaluationConfig, KLConfig
 from dapo_components.training.distributed import all_gather, all_reduce_counts, full_parameters
 from dapo_components.training.entry import run_recipe, user_errors
 from dapo_components.training.guards import FiniteGradientGuard, InterruptGuard, RunStopped, check_sampler_agreement
@@ -56,7 +57,7 @@ from dapo_components.training.policy import (
     micro_batches,
     packed_log_probs,
 )
-from dapo_components.training.run_folder import open_run_folder
+from dapo_components.training.run_folder import open_run_folder, store_config
 from dapo_components.training.schedule import is_due, learning_rate_factor
 from dapo_components.training.torchtune_state import (
     HFCheckpoints,
@@ -65,43 +66,6 @@ from dapo_components.training.torchtune_state import (
     load_optimizer_state,
     optimizer_state,
 )
-
-Component = dict[str, Any]
-"""A mapping with ``_component_``, the dotted path of what to build, beside its arguments."""
-
-
-@dataclass(kw_only=True)
-class DynamicSamplingConfig:
-    """Keep a group iff ``filter`` does, and refill; ``enabled: false`` trains on every group."""
-
-    enabled: bool = True
-    filter: Component = field(default_factory=lambda: {"_component_": "dapo_components.filters.NonZeroStdFilter"})
-    oversampling: float = 1.5  # groups launched per missing group, until the acceptance rate is known
-    max_oversampling: float = 4.0
-    max_gen_batches: int = 10  # generation rounds per step; 0 means no limit
-    on_exhausted: Literal["raise", "smaller_batch", "keep_uninformative"] = "raise"
-    max_staleness: int = 1  # rollout steps that a finished surplus group may wait
-
-
-@dataclass(kw_only=True)
-class KLConfig:
-    """Penalty for leaving the initial policy; ``coef: 0`` (DAPO) needs no reference model."""
-
-    coef: float = 0.0
-    placement: Literal["loss", "reward"] = "loss"
-    estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
-
-
-@dataclass(kw_only=True)
-class EvaluationConfig:
-    """Sampled accuracy on held-out prompts: before training, every ``every`` rollout steps, and at the end."""
-
-    dataset: Component
-    every: int = 0  # 0: only before and after
-    num_samples: int = 4
-    pass_at: list[int] = field(default_factory=lambda: [1, 4])
-    temperature: float = 1.0
-    top_p: float = 1.0
 
 
 @dataclass(kw_only=True)
@@ -168,13 +132,7 @@ class DAPORecipe:
     def __init__(self, cfg: DAPOConfig, *, rank: int = 0, world_size: int = 1) -> None:
         self.cfg, self.rank, self.world_size = cfg, rank, world_size
         self.sizes = cfg.sizes(world_size)
-        stale = cfg.dynamic_sampling.enabled and cfg.dynamic_sampling.max_staleness > 0
-        if stale and not cfg.loss.get("rollout_correction"):
-            raise ConfigError(
-                f"dynamic_sampling.max_staleness={cfg.dynamic_sampling.max_staleness} trains on responses of an older "
-                "policy; set loss.rollout_correction to weigh them, for example {level: token, mode: truncate, upper: "
-                "2.0}, or max_staleness: 0"
-            )
+        cfg.dynamic_sampling.check_correction(cfg.loss)
         self.device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cfg.device == "cuda" else "cpu")
         self.dtype = training.get_dtype(cfg.dtype, self.device)
         self.forward = ForwardSettings(
@@ -207,13 +165,14 @@ class DAPORecipe:
         factor = partial(learning_rate_factor, warmup_steps=cfg.warmup_steps, num_steps=num_updates, decay=cfg.lr_decay)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
         self.soft_overlong, self.advantage = build(cfg.soft_overlong), build(cfg.advantage)
-        kl_in_reward = cfg.kl.coef > 0 and cfg.kl.placement == "reward"
-        self.kl_penalty = ReferenceKLPenalty(coef=cfg.kl.coef, estimator=cfg.kl.estimator) if kl_in_reward else None
-        self.loss = build(cfg.loss, kl_coef=0.0 if kl_in_reward else cfg.kl.coef, kl_estimator=cfg.kl.estimator)
+        self.kl_penalty = ReferenceKLPenalty(coef=cfg.kl.coef, estimator=cfg.kl.estimator) if cfg.kl.in_reward else None
+        self.loss = build(cfg.loss, **cfg.kl.loss_arguments())
         self.gradients = FiniteGradientGuard()
         self._setup_rollouts()
         if checkpoint:
             self._load_state(torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True))
+        if self.rank == 0:
+            store_config(folder, dataclasses.asdict(cfg))
         self.report = RunReport(
             folder,
             step=self.step,
@@ -259,7 +218,7 @@ class DAPORecipe:
             PromptLoader(dataset, seed=cfg.seed, rank=self.rank, world_size=self.world_size),
             build(sampling_cfg.filter) if sampling_cfg.enabled else None,
             prompts_per_step=self.sizes.prompts_per_rank,
-            **{name: value for name, value in vars(sampling_cfg).items() if name not in ("enabled", "filter")},
+            **sampling_cfg.collector_arguments(),
             rank=self.rank,
             world_size=self.world_size,
             on_rollouts=lambda rows: self.report.rollouts(rows),

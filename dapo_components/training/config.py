@@ -55,8 +55,8 @@ def parse_config(values: Mapping[str, Any], schema: type[Schema], *, prefix: str
         hints = typing.get_type_hints(schema)
     except NameError as error:
         raise ConfigError(
-            f"the types of {schema.__name__} cannot be read ({error}): `tune run` does not register a recipe as a module, "
-            "so the file that defines it must not have `from __future__ import annotations`"
+            f"the types of {schema.__name__} cannot be read ({error}): `tune run` does not register a recipe as a "
+            "module, so the file that defines it must not have `from __future__ import annotations`"
         ) from error
     fields = {field.name: field for field in dataclasses.fields(schema)}  # pyright: ignore[reportArgumentType]
     faults = [

@@ -109,8 +109,8 @@ class FiniteGradientGuard:
         self._skipped += 1
         if self._skipped >= self.max_in_a_row:
             raise RunStopped(
-                f"the gradient norm was {norm} in {self._skipped} updates in a row, which were skipped; resume from the "
-                "last checkpoint with a lower learning rate or smaller max_grad_norm"
+                f"the gradient norm was {norm} in {self._skipped} updates in a row, which were skipped; resume from "
+                "the last checkpoint with a lower learning rate or smaller max_grad_norm"
             )
         return norm, False
 

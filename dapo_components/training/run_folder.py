@@ -14,7 +14,7 @@ _FREE_TO_CHANGE = ("resume", "dry_run", "num_steps", "output_dir")
 
 
 def open_run_folder(folder: str | Path, *, resume: bool, config: Mapping[str, Any]) -> list[str]:
-    """Make or re-open the folder of a run and store its config.
+    """Make or re-open the folder of a run; it becomes this run's with :func:`store_config`.
 
     Args:
         folder: Output folder.
@@ -32,6 +32,7 @@ def open_run_folder(folder: str | Path, *, resume: bool, config: Mapping[str, An
         >>> folder = Path(tempfile.mkdtemp()) / "run"
         >>> open_run_folder(folder, resume=False, config={"seed": 0})
         []
+        >>> store_config(folder, {"seed": 0})
         >>> open_run_folder(folder, resume=True, config={"seed": 1})
         ['seed: 0 -> 1']
     """
@@ -45,15 +46,24 @@ def open_run_folder(folder: str | Path, *, resume: bool, config: Mapping[str, An
         folder.mkdir(parents=True, exist_ok=True)
         plain = json.loads(json.dumps(config, default=str))
         before = json.loads(stored.read_text()) if stored.exists() else plain
-        stored.write_text(json.dumps(plain, indent=1) + "\n")
-    except OSError as error:
-        raise ConfigError(f"output_dir={folder} cannot be written: {error}") from error
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"output_dir={folder} cannot be used: {error}") from error
     before, after = _flatten(before), _flatten(plain)
     return [
         f"{key}: {before.get(key)} -> {after.get(key)}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and key not in _FREE_TO_CHANGE
     ]
+
+
+def store_config(folder: str | Path, config: Mapping[str, Any]) -> None:
+    """Mark a folder as a run's, once everything is built: a run that could not start does not block the folder.
+
+    Args:
+        folder: Output folder.
+        config: Plain values of the run's config.
+    """
+    (Path(folder) / CONFIG_FILE).write_text(json.dumps(config, indent=1, default=str) + "\n")
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Config sections that every recipe of the family shares; a recipe adds its own keys around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Component = dict[str, Any]
+"""A mapping with ``_component_``, the dotted path of what to build, beside its arguments."""
+
+
+@dataclass(kw_only=True)
+class DynamicSamplingConfig:
+    """Which groups to train on, and how to get enough of them; see ``DynamicSamplingCollector``.
+
+    Args:
+        enabled: False trains on every group.
+        filter: Group filter, the default keeps groups with some right and some wrong responses.
+        oversampling: Groups launched per missing group, until the acceptance rate is known.
+        max_oversampling: Bound of the same later on.
+        max_gen_batches: Generation rounds per step; 0 means no limit.
+        on_exhausted: What to do when they were not enough.
+        max_staleness: Rollout steps that a finished surplus group may wait.
+    """
+
+    enabled: bool = True
+    filter: Component = field(default_factory=lambda: {"_component_": "dapo_components.filters.NonZeroStdFilter"})
+    oversampling: float = 1.5
+    max_oversampling: float = 4.0
+    max_gen_batches: int = 10
+    on_exhausted: Literal["raise", "smaller_batch", "keep_uninformative"] = "raise"
+    max_staleness: int = 1
+
+    def check_correction(self, loss: Component) -> None:
+        """Refuse to train on responses of an older policy with a loss that does not correct for it.
+
+        Raises:
+            ValueError: If groups may wait and ``loss`` has no ``rollout_correction``.
+        """
+        if self.enabled and self.max_staleness > 0 and not loss.get("rollout_correction"):
+            raise ValueError(
+                f"dynamic_sampling.max_staleness={self.max_staleness} trains on responses of an older policy; set "
+                "loss.rollout_correction to weigh them, for example {level: token, mode: truncate, upper: 2.0}, or set "
+                "max_staleness: 0"
+            )
+
+    def collector_arguments(self) -> dict[str, Any]:
+        """Return the fields that ``DynamicSamplingCollector`` takes as they are."""
+        return {name: value for name, value in vars(self).items() if name not in ("enabled", "filter")}
+
+
+@dataclass(kw_only=True)
+class KLConfig:
+    """Penalty for leaving the initial policy.
+
+    Args:
+        coef: Weight; 0, as in DAPO, needs no reference model.
+        placement: ``loss`` adds it to the loss, ``reward`` subtracts it from the reward before the group statistics.
+        estimator: ``k1``, ``k2``, ``k3`` or ``abs``; see ``kl_penalty``.
+    """
+
+    coef: float = 0.0
+    placement: Literal["loss", "reward"] = "loss"
+    estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+
+    @property
+    def in_reward(self) -> bool:
+        """Whether the reward is changed."""
+        return self.coef != 0.0 and self.placement == "reward"
+
+    def loss_arguments(self) -> dict[str, Any]:
+        """Return what the loss needs to add the penalty, with weight 0 if it goes elsewhere."""
+        return {"kl_coef": 0.0 if self.in_reward else self.coef, "kl_estimator": self.estimator}
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """Sampled accuracy on held-out prompts, before training and at the end.
+
+    Args:
+        dataset: Held-out prompts.
+        every: Also every so many rollout steps; 0 does not.
+        num_samples: Responses per prompt.
+        pass_at: Values of k for pass@k.
+        temperature: Of the sampler.
+        top_p: Of the sampler.
+    """
+
+    dataset: Component
+    every: int = 0
+    num_samples: int = 4
+    pass_at: list[int] = field(default_factory=lambda: [1, 4])
+    temperature: float = 1.0
+    top_p: float = 1.0
