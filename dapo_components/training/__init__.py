@@ -1,4 +1,4 @@
 """Pieces of a training loop: model access, distribution, checkpoints, configuration.
 
-Import from the module that holds a piece, for example ``from dapo_components.training.checkpoint import CheckpointStore``.
+Import from the module that holds a piece: ``from dapo_components.training.checkpoint import CheckpointStore``.
 """
