@@ -197,10 +197,7 @@ class TestBuild:
         [
             ({"left": 1}, r"a component needs the key '_component_', got the keys \['left'\]"),
             ({"_component_": PAIR}, rf"{PAIR}: missing a required argument: 'left'; given \[\]"),
-            (
-                {"_component_": PAIR, "left": 1, "rigt": 1},
-                r"unexpected keyword argument 'rigt'; given \['left', 'rigt'\]",
-            ),
+            ({"_component_": PAIR, "left": 1, "rigt": 1}, "got an unexpected keyword argument 'rigt'; given"),
             ({"_component_": "math.pi"}, "math.pi: .* is not a callable object"),
         ],
     )
