@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 def nearest_name(name: str, options: Iterable[str]) -> str:
@@ -23,7 +24,7 @@ def nearest_name(name: str, options: Iterable[str]) -> str:
     return f"did you mean {folded[close[0]]!r}? Available: {listing}" if close else f"available: {listing}"
 
 
-def import_object(path: str) -> object:
+def import_object(path: str) -> Any:
     """Import what ``"package.module:name"`` names; ``"package.module.name"`` works too.
 
     Args:
@@ -40,7 +41,7 @@ def import_object(path: str) -> object:
     if not module_name or not attribute:
         raise ValueError(f"an import path must look like 'package.module:name', got {path!r}")
     try:
-        found: object = importlib.import_module(module_name)
+        found: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise ValueError(
             f"cannot import {module_name!r} for {path!r}: {error}; it must be installed or lie in the working directory"

@@ -85,9 +85,9 @@ _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z]+")
 _EXPONENT = r"(?:[eE][+-]?[0-9]+(?![A-Za-z]))?"
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)" + _EXPONENT)
-# "1,234,567.5" and "1 234 567", but not "7 300/4", which is a mixed number.
+# "1,234,567.5" and "1 234 567", but not "7 300/4", which is a mixed number, nor the end of the list "5,99,100".
 _GROUPED_NUMBER = re.compile(
-    r"[0-9]{1,3}(?:(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+)?|(?: [0-9]{3})+(?! ?[0-9])(?!\s*/)(?:\.[0-9]+)?)"
+    r"(?<!,)[0-9]{1,3}(?:(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+)?|(?: [0-9]{3})+(?! ?[0-9])(?!\s*/)(?:\.[0-9]+)?)"
 )
 _REWRITES = (
     (re.compile(r"(?<!\\)\\[,;:>]"), " "),  # thin spaces, which also separate thousands

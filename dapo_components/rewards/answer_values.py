@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import final
 
 from dapo_components.rewards.answer_numbers import Number, equal_numbers, parse_number
@@ -158,9 +159,16 @@ def _named(tokens: Sequence[Token], depth: int) -> Named | None:
     left = tokens[: signs[0]]
     if not _is_name(left):
         return None
-    if len(signs) > 1 and parse_number(tokens[signs[-1] + 1 :]) is None:
+    if len(signs) > 1 and not _chain_ends(tokens, signs):
         return None
     return Named(canonical(left), parse_answer(tokens[signs[-1] + 1 :], depth + 1))
+
+
+def _chain_ends(tokens: Sequence[Token], signs: Sequence[int]) -> bool:
+    """Whether ``x = a = b`` ends in a number and states no other one: x = 4 = 5 names two answers."""
+    last = parse_number(tokens[signs[-1] + 1 :])
+    middle = (parse_number(tokens[start + 1 : end]) for start, end in pairwise(signs))
+    return last is not None and all(number is None or equal_numbers(number, last) for number in middle)
 
 
 def _is_name(tokens: Sequence[Token]) -> bool:

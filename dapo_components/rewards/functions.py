@@ -41,7 +41,7 @@ def resolve_reward(name: str, reward: RewardFunction | str | Mapping[str, Any]) 
 
 
 def accepted_inputs(
-    name: str, function: RewardFunction, inputs: Mapping[str, Sequence[Any]]
+    name: str, function: Callable[..., Any], inputs: Mapping[str, Sequence[Any]]
 ) -> dict[str, Sequence[Any]]:
     """Return the inputs that a function takes: all of them, or by name if it has no ``**columns``.
 

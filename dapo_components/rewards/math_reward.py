@@ -57,7 +57,7 @@ class MathReward:
         completions: Sequence[str] = (),
         completion_ids: Sequence[Sequence[int]] | None = None,
         *,
-        answer: Sequence[str],
+        answer: Sequence[object],
         truncated: Sequence[bool] | None = None,
         **columns: Sequence[object],
     ) -> list[RewardResult]:
@@ -84,7 +84,7 @@ class MathReward:
             )
         return [self._score(*row) for row in zip(completions, answer, cuts, strict=True)]
 
-    def _score(self, completion: str, answer: str, truncated: bool) -> RewardResult:
+    def _score(self, completion: str, answer: object, truncated: bool) -> RewardResult:
         extracted = self.template.read_answer(completion, truncated=bool(truncated))
         check: AnswerCheck = check_answer(extracted, str(answer), timeout_s=self.timeout_s)
         score = self.correct if check.correct else self.incorrect

@@ -114,7 +114,7 @@ def test_get_template_explains(template, message):
 
 @pytest.mark.parametrize("format_", ["no slot", "{problem} and {problem}"])
 def test_the_format_holds_the_problem_once(format_):
-    with pytest.raises(ValueError, match="format must hold {problem} exactly once"):
+    with pytest.raises(ValueError, match=r"format must hold \{problem\} exactly once"):
         PromptTemplate(name="x", format=format_, extract=str.strip)
 
 

@@ -106,7 +106,7 @@ def test_a_missing_file_is_named_with_its_nearest_sibling(tmp_path):
 
 @pytest.mark.parametrize("source", ["/nowhere/at/all", "a/b/c", "gsm8k", ""])
 def test_what_is_neither_file_nor_hub_name_is_refused_without_asking_the_hub(source):
-    with pytest.raises(ValueError, match="must be an existing .jsonl or .parquet file or folder"):
+    with pytest.raises(ValueError, match=r"must be an existing .jsonl or .parquet file or folder"):
         read_rows(source)
 
 
@@ -120,9 +120,9 @@ def test_field_value_walks_nested_fields_and_prefers_a_key_with_a_dot():
     fields = {"a": {"b": 1}, "c.d": 2, "c": {"d": 3}}
     assert field_value(fields, "a.b") == 1
     assert field_value(fields, "c.d") == 2
-    with pytest.raises(KeyError, match="no column 'a.bb'; did you mean 'b'"):
+    with pytest.raises(KeyError, match=r"no column 'a.bb'; did you mean 'b'"):
         field_value(fields, "a.bb")
-    with pytest.raises(KeyError, match="no column 'a.b.c'; available: nothing"):
+    with pytest.raises(KeyError, match=r"no column 'a.b.c'; available: nothing"):
         field_value(fields, "a.b.c")
 
 

@@ -23,7 +23,7 @@ def test_tokenizer_json_alone_is_enough(tmp_path, bos_tokenizer, name):
 
 def test_a_missing_folder_is_named_with_its_nearest_sibling(tmp_path):
     (tmp_path / "qwen-tokenizer").mkdir()
-    with pytest.raises(ValueError, match="qwen-tokeniser' does not exist.*did you mean 'qwen-tokenizer'"):
+    with pytest.raises(ValueError, match=r"qwen-tokeniser' does not exist.*did you mean 'qwen-tokenizer'"):
         load_tokenizer(tmp_path / "qwen-tokeniser")
 
 
