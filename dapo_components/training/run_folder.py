@@ -46,8 +46,12 @@ def open_run_folder(folder: str | Path, *, resume: bool, config: Mapping[str, An
         folder.mkdir(parents=True, exist_ok=True)
         plain = json.loads(json.dumps(config, default=str))
         before = json.loads(stored.read_text()) if stored.exists() else plain
-    except (OSError, json.JSONDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"output_dir={folder} cannot be used: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"output_dir={folder} cannot be used: {stored} is damaged ({error}); remove it to resume anyway"
+        ) from error
     before, after = _flatten(before), _flatten(plain)
     return [
         f"{key}: {before.get(key)} -> {after.get(key)}"
@@ -63,7 +67,9 @@ def store_config(folder: str | Path, config: Mapping[str, Any]) -> None:
         folder: Output folder.
         config: Plain values of the run's config.
     """
-    (Path(folder) / CONFIG_FILE).write_text(json.dumps(config, indent=1, default=str) + "\n")
+    partial = Path(folder) / f".{CONFIG_FILE}.partial"
+    partial.write_text(json.dumps(config, indent=1, default=str) + "\n")
+    partial.replace(Path(folder) / CONFIG_FILE)
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
