@@ -90,7 +90,8 @@ def add_sampler_agreement(metrics: MetricSums, part: TensorDictBase, *, version:
     mask = part["loss_mask"] & (part["policy_version"] == version)[..., None]
     difference = torch.where(mask, part["old_log_prob"] - part["rollout_log_prob"], 0.0).abs()
     metrics.mean("sampling/log_prob_diff_mean", difference, mask)
-    metrics.maximum("sampling/log_prob_diff_max", difference.max() if difference.numel() else 0.0)
+    if mask.any():
+        metrics.maximum("sampling/log_prob_diff_max", difference.max())
 
 
 @final

@@ -1,0 +1,238 @@
+"""The recipe in one process: what it computes, step by step, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dapo_components.reporting import read_rollouts
+from dapo_components.training.config import ConfigError
+from dapo_components.training.guards import RunStopped
+from tests.recipes.recipe_runs import (
+    ROOT,
+    config_values,
+    make,
+    make_inputs,
+    metrics,
+    run,
+    summary,
+    without_times,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*set_vital.*:UserWarning",  # torchtune's own
+)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def weights(output_dir, step):
+    (path,) = (output_dir / "checkpoints" / f"step_{step:06d}" / "model").glob("*.safetensors")
+    return load_file(path)
+
+
+def equal_weights(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture(scope="module")
+def learned(inputs, tmp_path_factory):
+    """One longer run, looked at by several tests."""
+    output_dir = tmp_path_factory.mktemp("learned") / "run"
+    run(
+        config_values(
+            inputs,
+            output_dir,
+            num_steps=8,
+            prompts_per_step=8,
+            responses_per_update=16,
+            epochs_per_rollout=1,
+            soft_overlong={
+                "_component_": "dapo_components.rewards.SoftOverlongPunishment",
+                "max_length": 8,
+                "buffer_length": 2,
+                "penalty": 0.5,
+            },
+            metric_logger={
+                "_component_": "torchtune.training.metric_logging.DiskLogger",
+                "log_dir": str(output_dir / "logs"),
+            },
+        )
+    )
+    return output_dir
+
+
+def test_it_learns(learned):
+    facts = summary(learned)
+    assert facts["accuracy_before"] < 0.3
+    assert facts["accuracy_after"] > 0.8
+    assert facts["num_steps"] == 8
+    assert facts["num_updates"] == 16
+    assert facts["stop_reason"] == "finished"
+    assert facts["seed"] == 0
+    assert facts["seconds"] > 0
+
+
+def test_first_update_of_every_rollout_has_ratio_one_and_later_ones_do_not(learned):
+    rows = metrics(learned)
+    assert [row["step"] for row in rows] == list(range(1, 17))
+    first, second = rows[0::2], rows[1::2]
+    assert max(row["log_ratio_max"] for row in first) <= 1e-5
+    assert min(row["log_ratio_max"] for row in second) > 1e-3
+
+
+def test_sampler_and_trainer_agree_on_every_step(learned):
+    # A minibatch of groups that waited since the step before holds no token of the current policy: nothing to compare.
+    rows = [row for row in metrics(learned) if "sampling/log_prob_diff_max" in row]
+    assert len(rows) >= 8
+    assert all(0 <= row["sampling/log_prob_diff_mean"] <= row["sampling/log_prob_diff_max"] <= 1e-4 for row in rows)
+
+
+def test_every_metric_is_documented_and_finite(learned):
+    documented = set(re.findall(r"`([\w/@]+)`", (ROOT / "docs" / "recipes" / "dapo.md").read_text()))
+    for row in metrics(learned):
+        assert set(row) <= documented
+        assert all(value is not None and math.isfinite(value) for value in row.values())
+
+
+def test_metrics_equal_a_recomputation_from_the_rollout_log(learned):
+    rollouts = list(read_rollouts(learned / "rollouts_rank0.jsonl"))
+    rows = {row["rollout_step"]: row for row in metrics(learned)}
+    assert sum("sampling/accuracy" in row for row in rows.values()) >= 4  # a step may live on waiting groups alone
+    for step, row in rows.items():
+        drawn = [rollout for rollout in rollouts if rollout["step"] == step]
+        if not drawn:
+            continue
+        assert row["sampling/accuracy"] == pytest.approx(sum(r["accuracy"] for r in drawn) / len(drawn))
+        assert row["sampling/launched"] == len(drawn) / 4
+        assert row["sampling/kept_share"] == pytest.approx(sum(r["kept"] for r in drawn) / len(drawn))
+
+
+def test_the_torchtune_logger_gets_the_same_numbers(learned):
+    (log,) = (learned / "logs").glob("*.txt")
+    first = log.read_text().splitlines()[1]
+    assert f"reward:{metrics(learned)[0]['reward']}" in first
+
+
+def test_resuming_gives_the_run_that_was_never_stopped(inputs, tmp_path):
+    run(config_values(inputs, tmp_path / "whole", num_steps=4))
+    run(config_values(inputs, tmp_path / "parts", num_steps=2))
+    run(config_values(inputs, tmp_path / "parts", num_steps=4, resume=True))
+    assert equal_weights(weights(tmp_path / "whole", 4), weights(tmp_path / "parts", 4))
+    assert without_times(metrics(tmp_path / "whole")) == without_times(metrics(tmp_path / "parts"))
+    whole = [list(read_rollouts(tmp_path / name / "rollouts_rank0.jsonl")) for name in ("whole", "parts")]
+    assert whole[0] == whole[1]
+
+
+def test_another_seed_is_another_run(inputs, tmp_path):
+    run(config_values(inputs, tmp_path / "a", num_steps=1))
+    run(config_values(inputs, tmp_path / "b", num_steps=1, seed=1))
+    assert not equal_weights(weights(tmp_path / "a", 1), weights(tmp_path / "b", 1))
+
+
+def test_a_folder_with_a_run_is_refused_and_a_failed_start_does_not_claim_it(inputs, tmp_path):
+    broken = config_values(inputs, tmp_path / "run")
+    broken["dataset"] = {**broken["dataset"], "source": str(tmp_path / "nowhere.jsonl")}
+    with pytest.raises(ValueError, match=r"nowhere\.jsonl"):
+        make(broken).setup()
+    run(config_values(inputs, tmp_path / "run", num_steps=1))
+    with pytest.raises(ConfigError, match="already holds a run; add resume=true"):
+        make(config_values(inputs, tmp_path / "run")).setup()
+
+
+def test_a_checkpoint_of_another_shape_is_refused_by_name(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run")
+    values["model"] = {**values["model"], "num_layers": 3}
+    with pytest.raises(ConfigError, match=r"missing layers\.2\.attn"):
+        make(values).setup()
+
+
+def test_waiting_groups_need_a_correction(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run", loss={"_component_": "dapo_components.losses.DAPOLoss"})
+    with pytest.raises(ValueError, match=r"max_staleness=1 trains on responses of an older policy.*rollout_correction"):
+        make(values)
+
+
+def test_no_informative_group_stops_the_run_with_counts_and_a_checkpoint(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run", dynamic_sampling={"max_gen_batches": 2})
+    values["reward"] = {**values["reward"], "rewards": {"none": "tests.recipes.recipe_runs:never_right"}}
+    with pytest.raises(
+        RunStopped, match=r"0 of 4 groups after 2 generation batches \(\d+ groups launched.*accuracy all 0"
+    ):
+        run(values)
+    facts = summary(tmp_path / "run")
+    assert facts["stop_reason"] == "exhausted"
+    assert (tmp_path / "run" / "checkpoints" / "step_000000" / "model" / "config.json").exists()
+
+
+def test_a_group_whose_rewards_differ_by_length_only_is_dropped(inputs, tmp_path):
+    """Nobody is right, but the length penalty would tell the responses apart: the filter must not see it."""
+    values = config_values(
+        inputs,
+        tmp_path / "run",
+        dynamic_sampling={"max_gen_batches": 1},
+        soft_overlong={
+            "_component_": "dapo_components.rewards.SoftOverlongPunishment",
+            "max_length": 8,
+            "buffer_length": 8,
+        },
+    )
+    values["reward"] = {**values["reward"], "rewards": {"none": "tests.recipes.recipe_runs:never_right"}}
+    with pytest.raises(RunStopped, match="0 of 4 groups"):
+        run(values)
+    lengths = {row["response_length"] for row in read_rollouts(tmp_path / "run" / "rollouts_rank0.jsonl")}
+    assert len(lengths) > 1
+
+
+def test_without_dynamic_sampling_every_group_is_trained_on(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run", num_steps=1, dynamic_sampling={"enabled": False})
+    run(values)
+    (row,) = metrics(tmp_path / "run")
+    assert row["sampling/launched"] == row["sampling/used"] == 4
+    assert row["sampling/filtered"] == 0
+
+
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+def test_kl_to_the_reference_is_measured_and_zero_before_the_first_update(inputs, tmp_path, placement):
+    kl = {"coef": 0.1, "placement": placement, "estimator": "k3"}
+    run(config_values(inputs, tmp_path / "run", num_steps=3, kl=kl))
+    rows = metrics(tmp_path / "run")
+    assert rows[0]["kl_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert rows[2]["kl_loss"] > 1e-5
+
+
+def test_overlong_filter_takes_truncated_responses_out_of_the_loss(inputs, tmp_path):
+    """Most responses of a random model run into a limit of 16 tokens, some stop by chance."""
+    plain = config_values(
+        inputs, tmp_path / "plain", num_steps=1, prompts_per_step=8, group_size=8, max_response_length=16
+    )
+    run(plain)
+    run({**plain, "output_dir": str(tmp_path / "filtered"), "overlong_filter": True})
+    before, after = metrics(tmp_path / "plain")[0], metrics(tmp_path / "filtered")[0]
+    assert before["completions/clipped_ratio"] == after["completions/clipped_ratio"] > 0.5
+    assert before["policy_loss"] != after["policy_loss"]
+    assert before["reward"] == after["reward"]
+
+
+def test_dry_run_describes_and_loads_nothing(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run", prompts_per_step=8, responses_per_update=16)
+    values["checkpointer"] = {**values["checkpointer"], "checkpoint_dir": "nowhere"}
+    text = make(values).describe()
+    assert "optimizer steps per rollout            2" in text
+    assert "GiB" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_stored_config_names_what_changed_on_resume(inputs, tmp_path, capsys):
+    run(config_values(inputs, tmp_path / "run", num_steps=1))
+    make(config_values(inputs, tmp_path / "run", num_steps=1, resume=True, max_grad_norm=0.5)).setup()
+    assert "changed since this run was started: max_grad_norm: 1.0 -> 0.5" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["max_grad_norm"] == 0.5
