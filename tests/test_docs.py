@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dapo_components.cli import build_parser
+from dapo_components.losses import PolicyLossOutput
 from dapo_components.recipe_files import list_configs, list_recipes
 
 REPOSITORY = Path(__file__).parents[1]
@@ -73,6 +75,13 @@ def test_configs_listed_in_the_recipe_page_are_those_there_are():
     ablation = {name for name in names if name.startswith("ablation/")}
     assert names - ablation - {"tiny_cpu_sft"} == {name for name in listed if not name.startswith("ablation/")}
     assert {min(ablation), max(ablation)} == {name for name in listed if name.startswith("ablation/")}
+
+
+def test_every_metric_of_the_loss_is_explained():
+    page = (REPOSITORY / "docs/recipes/dapo.md").read_text("utf-8")
+    fields = [field.name for field in dataclasses.fields(PolicyLossOutput) if field.name != "loss"]  # pyright: ignore[reportArgumentType]
+    assert len(fields) >= 10
+    assert [name for name in fields if f"`{name.replace('clip_ratio_', 'clip_ratio/')}`" not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
