@@ -32,6 +32,7 @@ _MARKED_LINE = re.compile(
     r"(?:answer\**\s*[:\uff1a]|answer is(?:\s*:)?|####)\s*([^\n]+)",
     re.IGNORECASE,
 )
+_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 _ANSWER_IS = re.compile(r"answer is\s*:?", re.IGNORECASE)
 _ENDING = " \t\r\n.,;:*"
 
@@ -46,7 +47,7 @@ class AnswerCheck:
         status: ``ok`` (decided), ``no_answer`` (none found), ``unparsed_pred`` or ``unparsed_gold`` (equality of
             expressions that are not understood, taken as wrong), ``too_costly`` (too long to take apart), ``timeout``.
         extracted: The answer found, ``None`` without one.
-        rule: What decided: ``identical``, ``value``, or ``none``.
+        rule: What decided: ``integer``, ``identical`` (same spelling), ``value``, or ``none``.
         seconds: Time taken.
     """
 
@@ -71,6 +72,12 @@ class _Side:
         if self._answer is None:
             self._answer = parse_answer(self.tokens)
         return self._answer
+
+
+def _equal_integers(prediction: str, gold: str) -> bool | None:
+    """Compare the commonest answers without taking them apart; None unless both are plain integers."""
+    first, second = prediction.strip(), gold.strip()
+    return int(first) == int(second) if _INTEGER.fullmatch(first) and _INTEGER.fullmatch(second) else None
 
 
 def _identical(prediction: _Side, gold: _Side) -> bool | None:
@@ -173,6 +180,8 @@ def check_answer(
     if extracted is None or not extracted.strip():
         return verdict(correct=False, status="no_answer")
     gold_answer = (extract_answer(gold) if _IS_RESPONSE.search(gold) else None) or gold
+    if (same := _equal_integers(extracted, gold_answer)) is not None:
+        return verdict(correct=same, status="ok", rule="integer")
     if max(len(extracted), len(gold_answer)) > MAX_ANSWER_LENGTH:
         same = extracted.strip() == gold_answer.strip()
         return verdict(correct=same, status="ok" if same else "too_costly", rule="identical" if same else "none")

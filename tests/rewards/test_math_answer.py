@@ -103,6 +103,8 @@ def test_a_verdict_holds_what_was_found_and_what_decided():
     assert (check.extracted, check.rule) == ("1/2", "value")
     assert 0 < check.seconds < 1
     assert verify_answer("x", "x").rule == "identical"
+    assert verify_answer("-07", "-7").rule == "integer"
+    assert verify_answer("7.0", "7").rule == "value"
     assert verify_answer("x+1", "1+x").rule == "none"
 
 
@@ -113,8 +115,16 @@ def test_very_long_answers_are_compared_as_they_stand():
 
 
 def test_no_stage_begins_after_the_time_limit():
-    check = check_answer("5", "5", timeout_s=0.01, start=time.perf_counter() - 1.0)
+    check = check_answer("5.0", "5", timeout_s=0.01, start=time.perf_counter() - 1.0)
     assert (check.correct, check.status) == (False, "timeout")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "expected"),
+    [("5", "5", True), ("+5", " 05 ", True), ("-5", "5", False), ("0", "-0", True), ("1" * 301, "1" * 301, True)],
+)
+def test_integers(prediction, gold, expected):
+    assert verify_answer(prediction, gold).correct is expected
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
