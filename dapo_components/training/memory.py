@@ -135,8 +135,10 @@ def _saved_elements(model: nn.Module, max_tokens: int, max_sequence_length: int,
         return tensor
 
     tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
+    # Without a mask transformers reads the positions to tell packed sequences apart, which a meta tensor cannot show.
+    mask = torch.ones(1, length, length, dtype=torch.bool, device="meta")
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        hidden = backbone_hidden(model, tokens)
+        hidden = backbone_hidden(model, tokens, mask=mask)
     kept = sum(tensor.numel() for tensor in saved.values())
     layers = max(1, len(_layers(model)))
     if checkpointing:
