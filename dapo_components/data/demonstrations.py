@@ -3,9 +3,9 @@
 Three styles are mixed; for ``347+286?`` they are
 
 - guess: ``#633``. Short, and the sum is often wrong.
-- steps: ``7+6=13,4+8+1=13,3+2+1=6#633``. Column by column from the right, the carry as last summand; now and then a
+- steps: ``7+6=13,4+8+1=13,3+2+1=06#633``. Column by column from the right, the carry as last summand; now and then a
   carry is forgotten.
-- ramble: like steps, but with columns written several times over, so that the token budget may run out.
+- ramble: the same steps over and over before the answer, so that the token budget may run out.
 
 A policy that imitates the mixture mostly guesses. Reinforcement learning finds that working in steps pays, and that
 rambling pays less.
@@ -46,17 +46,17 @@ class DemonstrationMix:
         ramble_share: Share of rambling ones; the rest are guesses.
         guess_accuracy: Share of guesses with the right sum.
         slip_rate: Probability that a carry is forgotten.
-        max_repeats: A rambling demonstration writes each column 1 to this many times.
+        max_passes: A rambling demonstration goes through the columns 2 to this many times.
 
     Raises:
-        ValueError: If a share is outside [0, 1] or ``max_repeats`` is below 1.
+        ValueError: If a share is outside [0, 1] or ``max_passes`` is below 2.
     """
 
-    steps_share: float = 0.25
-    ramble_share: float = 0.08
+    steps_share: float = 0.35
+    ramble_share: float = 0.07
     guess_accuracy: float = 0.25
-    slip_rate: float = 0.08
-    max_repeats: int = 3
+    slip_rate: float = 0.12
+    max_passes: int = 3
 
     def __post_init__(self) -> None:
         for name in ("steps_share", "ramble_share", "guess_accuracy", "slip_rate"):
@@ -67,8 +67,8 @@ class DemonstrationMix:
                 f"steps_share + ramble_share must be <= 1, got {self.steps_share} + {self.ramble_share}; "
                 "the rest are guesses"
             )
-        if self.max_repeats < 1:
-            raise ValueError(f"max_repeats must be >= 1, got {self.max_repeats}")
+        if self.max_passes < 2:
+            raise ValueError(f"max_passes must be >= 2, got {self.max_passes}")
 
 
 def demonstrate(problem: Addition, mix: DemonstrationMix, rng: random.Random) -> str:
@@ -76,13 +76,13 @@ def demonstrate(problem: Addition, mix: DemonstrationMix, rng: random.Random) ->
 
     Example:
         >>> demonstrate(Addition(347, 286), DemonstrationMix(steps_share=1, ramble_share=0), random.Random(0))
-        '7+6=13,4+8+1=13,3+2+1=6#633'
+        '7+6=13,4+8+1=13,3+2+1=06#633'
     """
     draw = rng.random()
     if draw < mix.steps_share:
         return work_in_steps(problem, rng, slip_rate=mix.slip_rate)
     if draw < mix.steps_share + mix.ramble_share:
-        return work_in_steps(problem, rng, slip_rate=mix.slip_rate, max_repeats=mix.max_repeats)
+        return work_in_steps(problem, rng, slip_rate=mix.slip_rate, num_passes=rng.randint(2, mix.max_passes))
     return guess(problem, rng, accuracy=mix.guess_accuracy)
 
 
@@ -104,27 +104,31 @@ def guess(problem: Addition, rng: random.Random, *, accuracy: float) -> str:
     return f"{ANSWER_MARK}{abs(total)}"
 
 
-def work_in_steps(problem: Addition, rng: random.Random, *, slip_rate: float, max_repeats: int = 1) -> str:
-    """Add column by column, from the right.
+def work_in_steps(problem: Addition, rng: random.Random, *, slip_rate: float, num_passes: int = 1) -> str:
+    """Add column by column, from the right; the first digit of a column's sum is the carry.
 
     Args:
         problem: What to add; both numbers have the same number of digits.
-        rng: Decides about slips and repeats.
-        slip_rate: Probability that a carry is forgotten.
-        max_repeats: Each column is written 1 to this many times.
+        rng: Decides about slips.
+        slip_rate: Probability that a carry of 1 is taken for 0.
+        num_passes: How often to go through the columns; the last pass gives the answer.
 
     Example:
         >>> work_in_steps(Addition(58, 61), random.Random(0), slip_rate=0.0)
-        '8+1=9,5+6=11#119'
+        '8+1=09,5+6+0=11#119'
     """
-    carry, digits, columns = 0, "", []
-    for left, right in zip(reversed(str(problem.left)), reversed(str(problem.right)), strict=True):
-        total = int(left) + int(right) + carry
-        summands = f"{left}+{right}+1" if carry else f"{left}+{right}"
-        columns += [f"{summands}={total}"] * rng.randint(1, max_repeats)
-        digits = f"{total % 10}{digits}"
-        carry = total // 10 if rng.random() >= slip_rate else 0
-    return f"{','.join(columns)}{ANSWER_MARK}{carry or ''}{digits}"
+    columns: list[str] = []
+    answer = ""
+    for _ in range(num_passes):
+        carry, answer = 0, ""
+        for place, digits in enumerate(zip(reversed(str(problem.left)), reversed(str(problem.right)), strict=True)):
+            summands = [*map(int, digits), carry][: 3 if place else 2]
+            total = sum(summands)
+            columns.append(f"{'+'.join(map(str, summands))}={total:02d}")
+            answer = f"{total % 10}{answer}"
+            carry = total // 10 if rng.random() >= slip_rate else 0
+        answer = f"{carry or ''}{answer}"
+    return f"{','.join(columns)}{ANSWER_MARK}{answer}"
 
 
 @final
