@@ -47,17 +47,22 @@ class HFCheckpoints:
         """
         path = Path(folder or self.config.get("checkpoint_dir", ""))
         files = self.config.get("checkpoint_files") if folder is None else None
-        files = files or [file.name for pattern in ("*.safetensors", "*.bin") for file in sorted(path.glob(pattern))]
+        for pattern in ("*.safetensors", "*.bin"):  # many folders hold the same weights in both forms
+            files = files or sorted(file.name for file in path.glob(pattern))
         if not (path / "config.json").exists() or not files:
             raise ConfigError(
                 f"checkpointer.checkpoint_dir={path} is not a Hugging Face model folder (config.json and weights as "
                 "*.safetensors or *.bin); for a small one try `dapo demo-model tiny <folder>`"
             )
         try:
-            self._checkpointer = build(
+            checkpointer = build(
                 {**self.config, "checkpoint_dir": str(path), "checkpoint_files": files, "output_dir": str(self.scratch)}
             )
-            return self._checkpointer.load_checkpoint()[training.MODEL_KEY]
+            weights = checkpointer.load_checkpoint()[training.MODEL_KEY]
+            # It copies the tokenizer and config files from there at every save: a checkpoint's own may be gone by then.
+            if folder is None or self._checkpointer is None:
+                self._checkpointer = checkpointer
+            return weights
         except ConfigError:
             raise
         except Exception as error:
@@ -66,7 +71,11 @@ class HFCheckpoints:
             ) from error
 
     def save(self, state_dict: dict[str, Tensor], folder: Path) -> None:
-        """Write weights and the tokenizer and config files beside them to ``folder``, which must not exist."""
+        """Write weights and the tokenizer and config files beside them to ``folder``, which must not exist.
+
+        Something must have been loaded before: the layout of the files is the same.
+        """
+        shutil.rmtree(self.scratch / "epoch_0", ignore_errors=True)
         self._checkpointer.save_checkpoint({training.MODEL_KEY: state_dict}, epoch=0)
         shutil.move(self.scratch / "epoch_0", folder)
 
