@@ -43,7 +43,7 @@ MODEL: dict[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def cheap_collections():
-    """torchtune collects garbage at every load; with transformers imported that takes a second, or nothing like this."""
+    """torchtune collects garbage at every load; with transformers imported that takes a second, unless frozen."""
     gc.freeze()
     yield
     gc.unfreeze()
