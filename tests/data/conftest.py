@@ -59,5 +59,5 @@ def bos_eos_tokenizer():
 
 @pytest.fixture(scope="session")
 def chat_tokenizer():
-    """Adds <s> in front; its chat template writes <s> too."""
-    return make_tokenizer(single="<s> $A", chat=True)
+    """Adds <s> in front and </s> at the end; its chat template writes <s> too."""
+    return make_tokenizer(single="<s> $A </s>", chat=True)

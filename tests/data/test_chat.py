@@ -34,8 +34,8 @@ def test_chat_template_is_encoded_with_one_bos(chat_tokenizer):
     text, ids = get_template("as_given_boxed").encode(chat_tokenizer, "1")
     assert text == "<s><|user|>1<|assistant|>"
     assert ids == [BOS, USER, ONE, ASSISTANT]
-    # The same text through the tokenizer as it stands has two.
-    assert chat_tokenizer(text)["input_ids"][:2] == [BOS, BOS]
+    # The same text through the tokenizer as it stands has two, and ends.
+    assert chat_tokenizer(text)["input_ids"] == [BOS, BOS, USER, ONE, ASSISTANT, EOS]
 
 
 def test_system_message_comes_first(chat_tokenizer):

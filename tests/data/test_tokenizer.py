@@ -8,7 +8,7 @@ from dapo_components.data.tokenizer import bos_id, eos_id, load_tokenizer, stop_
 def test_a_saved_tokenizer_comes_back(tmp_path, chat_tokenizer):
     chat_tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
-    assert loaded("1+1")["input_ids"] == chat_tokenizer("1+1")["input_ids"] == [1, 10, 81, 10]
+    assert loaded("1+1")["input_ids"] == chat_tokenizer("1+1")["input_ids"] == [1, 10, 81, 10, 2]
     assert loaded.chat_template == chat_tokenizer.chat_template
     assert (bos_id(loaded), eos_id(loaded)) == (1, 2)
 

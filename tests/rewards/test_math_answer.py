@@ -189,11 +189,11 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_is_wrong_fast_and_harmless(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    start = time.perf_counter()
+    start = time.process_time()
     check = verify_answer(text, "5")
     swapped = verify_answer("5", text)
     # A second is far more than the milliseconds it takes; quadratic work on these takes minutes.
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
     assert not check.correct
     assert not swapped.correct
     assert list(tmp_path.iterdir()) == []
