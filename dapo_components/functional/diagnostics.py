@@ -13,7 +13,7 @@ from torch import Tensor
 from dapo_components.functional.kl import kl_penalty
 from dapo_components.functional.precision import at_least_float32
 from dapo_components.functional.ratios import token_log_ratio
-from dapo_components.functional.reductions import BatchCounts, aggregate
+from dapo_components.functional.reductions import BatchCounts, aggregation_weights, zero_masked
 from dapo_components.functional.surrogates import active_clip_masks
 
 __all__ = ["clip_diagnostics", "per_rank", "ratio_diagnostics", "rollout_diagnostics", "token_share"]
@@ -47,11 +47,12 @@ def ratio_diagnostics(
     """
     log_prob, old_log_prob = at_least_float32(log_prob.detach()), at_least_float32(old_log_prob)
     log_ratio = token_log_ratio(log_prob, old_log_prob, mask)
+    share = _token_weights(mask, counts, log_ratio.dtype)
     zero = torch.zeros_like(log_ratio)
     return {
-        "ratio_mean": token_share(log_ratio.exp(), mask, counts=counts),
-        "approx_kl_k1": token_share(kl_penalty(zero, log_ratio, estimator="k1"), mask, counts=counts),
-        "approx_kl_k3": token_share(kl_penalty(zero, log_ratio, estimator="k3"), mask, counts=counts),
+        "ratio_mean": (log_ratio.exp() * share).sum(),
+        "approx_kl_k1": (kl_penalty(zero, log_ratio, estimator="k1") * share).sum(),
+        "approx_kl_k3": (kl_penalty(zero, log_ratio, estimator="k3") * share).sum(),
         "log_ratio_max": _largest(token_log_ratio(log_prob, old_log_prob, mask, clamp=None)),
     }
 
@@ -94,13 +95,11 @@ def clip_diagnostics(
     low, high, dual = active_clip_masks(
         log_ratio, advantage, clip_eps_low=clip_eps_low, clip_eps_high=clip_eps_high, dual_clip=dual_clip, mask=mask
     )
-    shares = {
-        "clip_ratio_low_mean": token_share(low.float(), mask, counts=counts),
-        "clip_ratio_high_mean": token_share(high.float(), mask, counts=counts),
-    }
+    share = _token_weights(mask, counts)
+    values = {"clip_ratio_low_mean": (low * share).sum(), "clip_ratio_high_mean": (high * share).sum()}
     if dual_clip is not None:
-        shares["clip_ratio_dual_mean"] = token_share(dual.float(), mask, counts=counts)
-    return shares
+        values["clip_ratio_dual_mean"] = (dual * share).sum()
+    return values
 
 
 def rollout_diagnostics(
@@ -138,13 +137,15 @@ def rollout_diagnostics(
     """
     old_log_prob, rollout_log_prob = at_least_float32(old_log_prob.detach()), at_least_float32(rollout_log_prob)
     difference = token_log_ratio(old_log_prob, rollout_log_prob, mask, clamp=None)
+    share = _token_weights(mask, counts, difference.dtype)
     values = {
-        "rollout_mismatch_mean": token_share(difference.abs(), mask, counts=counts),
+        "rollout_mismatch_mean": (difference.abs() * share).sum(),
         "rollout_mismatch_max": _largest(difference),
     }
     if weight is not None:
-        values["correction_weight_mean"] = token_share(weight, mask, counts=counts)
-        values["correction_weight_square_mean"] = token_share(weight.square(), mask, counts=counts)
+        weight = zero_masked(weight.detach(), mask)
+        values["correction_weight_mean"] = (weight * share).sum()
+        values["correction_weight_square_mean"] = (weight.square() * share).sum()
     return values
 
 
@@ -164,7 +165,8 @@ def token_share(per_token: Tensor, mask: Tensor, *, counts: BatchCounts | None =
         >>> token_share(torch.tensor([[3.0, 5.0]]), mask, counts=BatchCounts(4, 1, 1, world_size=2))
         tensor(0.7500)
     """
-    return aggregate(at_least_float32(per_token.detach()), mask, mode="token_mean", counts=per_rank(counts))
+    per_token = at_least_float32(per_token.detach())
+    return (zero_masked(per_token, mask) * _token_weights(mask, counts, per_token.dtype)).sum()
 
 
 def per_rank(counts: BatchCounts | None) -> BatchCounts | None:
@@ -175,6 +177,11 @@ def per_rank(counts: BatchCounts | None) -> BatchCounts | None:
         1
     """
     return None if counts is None else BatchCounts(counts.num_tokens, counts.num_sequences, counts.num_groups)
+
+
+def _token_weights(mask: Tensor, counts: BatchCounts | None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One over the counted tokens of the step, 0 where masked."""
+    return aggregation_weights(mask, mode="token_mean", counts=per_rank(counts), dtype=dtype)
 
 
 def _largest(log_ratio: Tensor) -> Tensor:

@@ -164,6 +164,10 @@ def test_a_nan_reward_shows_in_its_group_alone(function):
     advantage = function(torch.tensor([[1.0, NAN, 0.0], [1.0, 0.0, 0.0]]))
     assert advantage[0].isnan().all()
     assert advantage[1, 0] > 0
+    valid = torch.tensor([True, True, False])
+    advantage = function(torch.tensor([1.0, NAN, 5.0]), valid=valid)
+    assert advantage[:2].isnan().all()
+    assert advantage[2] == 0.0
 
 
 @pytest.mark.parametrize(

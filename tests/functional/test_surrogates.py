@@ -70,6 +70,12 @@ def test_ratio_exactly_on_a_bound_keeps_its_gradient():
     assert not high.any()
 
 
+def test_a_token_without_advantage_has_nothing_to_clip():
+    log_ratio = torch.tensor([0.1, 0.5, 2.0, 9.0]).log()
+    for active in active_clip_masks(log_ratio, torch.zeros(4), dual_clip=3.0):
+        assert not active.any()
+
+
 @pytest.mark.parametrize("dual_clip", [None, 2.0])
 def test_agrees_with_the_loop(dual_clip):
     generator = torch.Generator().manual_seed(0)
