@@ -28,10 +28,10 @@ def test_numbers_worked_out_by_hand():
 
 
 def test_graded_scores_count_as_right_above_the_threshold():
-    accuracy = torch.tensor([[0.5, 0.6], [0.2, 0.4]])
-    assert accuracy_metrics(accuracy, ks=[2])["mean@2"] == pytest.approx(0.425)
+    accuracy = torch.tensor([[0.5, 0.5], [0.6, 0.2]])
+    assert accuracy_metrics(accuracy, ks=[2])["mean@2"] == pytest.approx(0.45)
     assert accuracy_metrics(accuracy, ks=[2])["pass@2"] == 0.5  # 0.5 is not above 0.5
-    assert accuracy_metrics(accuracy, ks=[2], threshold=0.3)["pass@2"] == 1.0
+    assert accuracy_metrics(accuracy, ks=[2], threshold=0.4)["pass@2"] == 1.0
 
 
 def test_majority():
