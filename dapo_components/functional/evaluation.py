@@ -21,6 +21,11 @@ class Estimate(NamedTuple):
         value: Mean of ``per_problem``, 0-dim float64.
         stderr: Its standard error, 0-dim float64; NaN for a single problem, where it cannot be estimated.
         per_problem: One value per problem, ``[B]`` float64.
+
+    Example:
+        >>> value, stderr, per_problem = mean_at_k(torch.tensor([[1, 1], [0, 1]]))
+        >>> f"{value:.2f} +- {stderr:.2f}"
+        '0.75 +- 0.25'
     """
 
     value: Tensor
