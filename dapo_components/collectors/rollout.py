@@ -147,6 +147,8 @@ class RolloutCollector:
     ) -> RewardScores:
         repeated = [prompt for prompt in prompts for _ in range(self.group_size)]
         columns = {name: [prompt.columns[name] for prompt in repeated] for name in prompts[0].columns}
+        # An answer at the very end of a response that was cut off may have lost digits.
+        columns["truncated"] = batch["truncated"].flatten().tolist()
         scores = self.reward(
             prompts=[prompt.text for prompt in repeated],
             completions=texts,

@@ -217,3 +217,25 @@ class TestFailures:
                 group_size=0,
                 seed=0,
             )
+
+
+def test_rewards_are_told_which_responses_were_cut_off():
+    """A response that ends in `#6` at the length limit may have been on its way to `#63`."""
+    seen = []
+
+    def reward(completions, truncated):
+        seen.extend(truncated)
+        return [0.0] * len(completions)
+
+    prompt = Prompt(0, "p", (1, 2), {"answer": "6"})
+    generator = ScriptedGenerator({(1, 2): [(3, 4), (5,)]}, finish={0: "length"})
+    collector = RolloutCollector(
+        generator,
+        RewardSet({"r": reward}),
+        LossyTokenizer(),
+        sampling=SamplingParams(max_tokens=2),
+        group_size=2,
+        seed=0,
+    )
+    collector.collect([prompt], [0])
+    assert seen == [True, False]
