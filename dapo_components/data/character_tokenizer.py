@@ -35,7 +35,7 @@ def write_character_tokenizer(folder: str | Path, *, model_max_length: int = 102
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write_character_tokenizer(folder)
         ...     CharacterTokenizer(folder).encode("1+1", add_eos=True)
-        [6, 73, 6, 1]
+        [6, 77, 6, 1]
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

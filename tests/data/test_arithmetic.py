@@ -85,7 +85,7 @@ def test_problems_are_prompts_with_their_answer(tokenizer):
     assert [prompt.text for prompt in dataset] == ["988+627?", "646+419?", "179+604?"]
     assert dataset[1].prompt_id == 1
     assert dataset[1].columns == {"problem": "646+419", "answer": "1065"}
-    assert tokenizer.decode(dataset[1].tokens) == "6 4 6 + 4 1 9 ?" or len(dataset[1].tokens) == 8
+    assert tokenizer.decode(dataset[1].tokens) == "6 4 6 + 4 1 9 ?"
     assert dataset.num_dropped == {}
 
 

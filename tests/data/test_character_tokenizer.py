@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from dapo_components.data.character_tokenizer import CHARACTERS, VOCABULARY, CharacterTokenizer, write_character_tokenizer
+from dapo_components.data.character_tokenizer import (
+    CHARACTERS,
+    VOCABULARY,
+    CharacterTokenizer,
+    write_character_tokenizer,
+)
 from dapo_components.data.tokenizer import load_tokenizer, stop_token_ids
 
 pytest.importorskip("tokenizers")
