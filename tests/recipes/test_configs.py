@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import inspect
 import json
 import os
@@ -22,27 +21,14 @@ from torchtune.models.convert_weights import hf_to_tune, tune_to_hf
 from torchtune.models.qwen2 import qwen2_hf_to_tune, qwen2_tune_to_hf
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from dapo_components.data import PROMPT_TEMPLATES
+from dapo_components.data import get_template
 from dapo_components.training.batch_arithmetic import BatchArithmetic
 from dapo_components.training.config import COMPONENT, ConfigError, build, locate, parse_config
 from dapo_components.training.memory import GIB
+from tests.recipes.recipe_runs import ROOT, recipe_module
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "recipes" / "configs"
-
-
-def load_recipe() -> Any:
-    """Import the recipe by its path: the name ``recipes`` may belong to torchtune's folder."""
-    spec = importlib.util.spec_from_file_location("dapo_full_for_configs", ROOT / "recipes" / "dapo_full.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-RECIPE = load_recipe()
+RECIPE = recipe_module()
 
 
 def raw(path: Path) -> dict[str, Any]:
@@ -68,8 +54,8 @@ def _meta_model(node: str) -> Any:
 
 
 def is_dapo(path: Path) -> bool:
-    """Whether a config is for this recipe; the others say which recipe of torchtune they are for."""
-    return "recipes/dapo_full.py" in path.read_text("utf-8")
+    """Whether a config is for this recipe; the command in its first lines says so."""
+    return f"recipes/dapo_full.py --config {path.relative_to(ROOT)}" in path.read_text("utf-8")
 
 
 ALL = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml") if is_dapo(path))
@@ -86,8 +72,11 @@ def test_every_documented_config_is_there() -> None:
         "ablation/5_token_level_loss",
         "ablation/6_dynamic_sampling",
     ]
-    named = {"qwen2_5_32B_dapo", "qwen2_5_7B_dapo", "qwen2_5_0_5B_single_device", "smollm2_135m_cpu"}
+    named = {"qwen2_5_32B_dapo", "qwen2_5_7B_dapo", "qwen2_5_0_5B_single_device", "smollm2_135m_cpu", "tiny_cpu"}
     assert named <= set(ALL)
+    # A config that does not give its command is for another recipe.
+    others = {path.stem for path in CONFIGS.rglob("*.yaml")} - {name.rsplit("/", 1)[-1] for name in ALL}
+    assert {name for name in others if not name.endswith("_sft")} == set()
 
 
 # ------------------------------------------------------------------------------------------------- keys and components
@@ -141,10 +130,9 @@ def test_parts_of_a_config_agree(name: str) -> None:
     model = meta_model(cfg.model)
     assert cfg.max_prompt_length + cfg.max_response_length <= model.max_seq_len
     assert cfg.tokenizer["folder"] == cfg.checkpointer["checkpoint_dir"]
+    # The reward reads the answer where the prompt asked for it.
     templates = {node["template"] for node in components(vars(cfg)) if "template" in node}
-    assert (
-        len({PROMPT_TEMPLATES[template].extract for template in templates}) == 1
-    )  # the reward reads what was asked for
+    assert len({get_template(template).extract for template in templates}) == 1
     if cfg.soft_overlong:
         assert cfg.soft_overlong["max_length"] == cfg.max_response_length
     if cfg.evaluation:
@@ -158,7 +146,7 @@ def test_first_lines_give_the_command(name: str) -> None:
     lines = (CONFIGS / f"{name}.yaml").read_text("utf-8").splitlines()
     header = "\n".join(lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))])
     assert lines[0].startswith("# DAPO")
-    assert f"--config recipes/configs/{name}.yaml" in header
+    assert f"recipes/dapo_full.py --config recipes/configs/{name}.yaml" in header
     assert "tune run" in header
     assert "tune download" in header or "dapo demo" in header  # where weights come from
 
@@ -310,8 +298,8 @@ def num_parameters(model: Mapping[str, Any]) -> int:
         # 32,763,876,352 parameters in fp32 are 122.05 GiB; over 16 ranks 7.63.
         ("qwen2_5_32B_dapo", 16, 7.63, 122.05, 150, 190),
         ("qwen2_5_32B_dapo", 32, 3.81, 122.05, 140, 175),
-        # 7,615,616,512 parameters: 28.37 GiB.
-        ("qwen2_5_7B_dapo", 8, 3.55, 28.37, 46, 60),
+        # 7,615,616,512 parameters: 28.37 GiB; on 80 GB devices, with 17 GiB of keys and values beside it.
+        ("qwen2_5_7B_dapo", 8, 3.55, 28.37, 46, 57),
         # 494,032,768 parameters: 1.84 GiB.
         ("qwen2_5_0_5B_single_device", 1, 1.84, 0.0, 9, 20),
         # 134,515,008 parameters: 0.50 GiB.
@@ -471,5 +459,5 @@ def test_dry_run_prints_arithmetic_and_memory_and_writes_nothing(tmp_path: Path)
 
 
 def test_wrong_value_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(ConfigError, match="config key 'kl.placement' must be one of loss, reward, got 'rewards'"):
+    with pytest.raises(ConfigError, match=r"config key 'kl\.placement' must be one of loss, reward, got 'rewards'"):
         load("smollm2_135m_cpu", kl={"placement": "rewards"})
