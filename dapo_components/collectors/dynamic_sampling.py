@@ -54,6 +54,33 @@ class DynamicSamplingCollector:
 
     Raises:
         ValueError: If an argument is outside its range.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from torchtune.models.llama3_2 import llama3_2
+        >>> from dapo_components.data import Prompt
+        >>> from dapo_components.filters import NonZeroStdFilter
+        >>> from dapo_components.generation import CausalLMGenerator, SamplingParams
+        >>> from dapo_components.rewards import RewardSet
+        >>> _ = torch.manual_seed(0)
+        >>> model = llama3_2(
+        ...     vocab_size=9, num_layers=1, num_heads=1, num_kv_heads=1, embed_dim=4, max_seq_len=16, intermediate_dim=4
+        ... )
+        >>> class Prompts(list):
+        ...     fingerprint = "eight digits"
+        >>> rollouts = RolloutCollector(
+        ...     CausalLMGenerator(model),
+        ...     RewardSet({"even": lambda completion_ids, **columns: [1.0 - ids[0] % 2 for ids in completion_ids]}),
+        ...     SimpleNamespace(decode=lambda ids, **options: " ".join(map(str, ids))),
+        ...     sampling=SamplingParams(max_tokens=5),
+        ...     group_size=8,
+        ...     seed=0,
+        ... )
+        >>> loader = PromptLoader(Prompts(Prompt(i, str(i), (i,), {}) for i in range(8)), seed=0)
+        >>> collector = DynamicSamplingCollector(rollouts, loader, NonZeroStdFilter(), prompts_per_step=4)
+        >>> batch = collector.collect()
+        >>> batch.shape, bool(((batch["accuracy"].mean(dim=1) % 1) > 0).all())
+        (torch.Size([4, 8]), True)
     """
 
     def __init__(

@@ -60,6 +60,28 @@ class RolloutCollector:
 
     Raises:
         ValueError: If ``group_size`` is not positive.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from torchtune.models.llama3_2 import llama3_2
+        >>> from dapo_components.generation import CausalLMGenerator
+        >>> _ = torch.manual_seed(0)
+        >>> model = llama3_2(
+        ...     vocab_size=9, num_layers=1, num_heads=1, num_kv_heads=1, embed_dim=4, max_seq_len=16, intermediate_dim=4
+        ... )
+        >>> def is_even(completion_ids, **columns):
+        ...     return [1.0 - ids[0] % 2 for ids in completion_ids]
+        >>> collector = RolloutCollector(
+        ...     CausalLMGenerator(model),
+        ...     RewardSet({"even": is_even}),
+        ...     SimpleNamespace(decode=lambda ids, **options: " ".join(map(str, ids))),
+        ...     sampling=SamplingParams(max_tokens=5),
+        ...     group_size=3,
+        ...     seed=0,
+        ... )
+        >>> rollouts = collector.collect([Prompt(0, "4 2", (4, 2), {}), Prompt(1, "7", (7,), {})], group_ids=[0, 1])
+        >>> rollouts.batch.shape, rollouts.batch["response_tokens"].shape, rollouts.records[1][2]["prompt"]
+        (torch.Size([2, 3]), torch.Size([2, 3, 5]), '7')
     """
 
     def __init__(

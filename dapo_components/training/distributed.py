@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
@@ -68,8 +69,18 @@ def all_reduce_max(value: int) -> int:
 
 
 def all_reduce_maxima(values: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
-    """Take the maximum of each named scalar over ranks."""
-    return _reduce(values, dist.ReduceOp.MAX)
+    """Take the maximum of each named scalar over ranks; it is NaN if one of them is.
+
+    Example:
+        >>> all_reduce_maxima({"ratio_max": 1.5})
+        {'ratio_max': tensor(1.5000, dtype=torch.float64)}
+    """
+    numbers = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in values.items()}
+    # Whether max(nan, 1) is nan depends on the backend and on the order of the ranks.
+    is_nan = {f"nan/{name}": number.isnan() for name, number in numbers.items()}
+    comparable = {name: torch.where(number.isnan(), -math.inf, number) for name, number in numbers.items()}
+    largest = _reduce({**comparable, **is_nan}, dist.ReduceOp.MAX)
+    return {name: torch.where(largest[f"nan/{name}"] > 0, math.nan, largest[name]) for name in values}
 
 
 def all_gather(item: Item) -> list[Item]:
