@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -188,7 +189,10 @@ def _run(arguments: Sequence[str], *, cwd: Path | None) -> int:
     found = str(program) if program.exists() else shutil.which(arguments[0])
     if found is None:
         raise ModuleNotFoundError(f"the program {arguments[0]!r} is not installed; type: dapo doctor")
-    process = subprocess.Popen([found, *arguments[1:]], cwd=cwd)
+    # torchdata calls a deprecated function of torch at every start; that is no news for whoever runs a demo.
+    quiet = "ignore::UserWarning:torchdata.stateful_dataloader.stateful_dataloader"
+    environment = {**os.environ, "PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), quiet]))}
+    process = subprocess.Popen([found, *arguments[1:]], cwd=cwd, env=environment)
     while True:
         try:
             return process.wait()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +36,22 @@ if sys.argv[2] == "recipes/dapo_full.py":
     (folder / "rollouts_rank0.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in {rows}))
 sys.exit(outcome.get("status", 0))
 """
+
+
+SAVES_ON_INTERRUPT = """
+import json, pathlib, signal, sys, time
+if sys.argv[2] == "recipes/dapo_full.py":
+    settings = dict(argument.split("=", 1) for argument in sys.argv if "=" in argument)
+    folder = pathlib.Path(settings["output_dir"])
+    def save(*_):
+        time.sleep(0.5)
+        (folder / "run_summary.json").write_text(json.dumps({"stop_reason": "interrupted", "num_steps": 3}))
+        sys.exit(0)
+    signal.signal(signal.SIGINT, save)
+    (folder / "config.json").write_text("{}")
+    time.sleep(60)
+"""
+PYTHON = sys.executable
 
 
 class Programs:
@@ -109,6 +129,32 @@ def test_an_interrupted_run_is_continued(programs, tmp_path, capsys):
     (call,) = programs.calls()
     assert call[2] == "recipes/dapo_full.py"
     assert "resume=true" in call
+
+
+def test_ctrl_c_waits_for_the_recipe_to_save(tmp_path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("dapo", "tune"):
+        (programs / name).write_text(f"#!{sys.executable}\n{SAVES_ON_INTERRUPT}")
+        (programs / name).chmod(0o755)
+    code = "import sys; sys.executable = {!r}; from pathlib import Path; from dapo_components.demo import run_demo; "
+    code += "sys.exit(run_demo(Path({!r}), seed=0))"
+    code = code.format(str(programs / "python"), str(tmp_path / "demo"))
+    # A terminal sends Ctrl-C to every process of the group; so does this.
+    driver = subprocess.Popen([PYTHON, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    wait_for(tmp_path / "demo/config.json")
+    os.killpg(driver.pid, signal.SIGINT)
+    output, _ = driver.communicate(timeout=60)
+    assert "stopped after 3 steps; the same command continues" in output
+    assert driver.returncode == 130
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(600):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    raise TimeoutError(path)
 
 
 def test_a_failed_step_is_tried_again_from_its_beginning(programs, tmp_path):
