@@ -170,7 +170,7 @@ class RolloutCollector:
         repeated = [prompt for prompt in prompts for _ in range(self.group_size)]
         columns = {name: [prompt.columns[name] for prompt in repeated] for name in prompts[0].columns}
         # An answer at the very end of a response that was cut off may have lost digits.
-        columns["truncated"] = batch["truncated"].flatten().tolist()
+        columns["truncated"] = [completion.finish_reason == "length" for completion in completions]
         scores = self.reward(
             prompts=[prompt.text for prompt in repeated],
             completions=texts,

@@ -143,12 +143,14 @@ class TestRewards:
             seen.update(inputs)
             return [float(index) for index in range(len(inputs["completions"]))]
 
-        batch = rollouts(ScriptedGenerator(ANSWERS), RewardSet({"spy": spy}), group_size=3).collect(TWO, [0, 1]).batch
+        generator = ScriptedGenerator(ANSWERS, finish={1: "length", 5: "length"})
+        batch = rollouts(generator, RewardSet({"spy": spy}), group_size=3).collect(TWO, [0, 1]).batch
         assert seen == {
             "prompts": ["prompt 0"] * 3 + ["prompt 1"] * 3,
             "completions": ["1 ?", "0", "1 ? ?", "0 ?", "0 ?", "1"],
             "completion_ids": [[1, 60], [0], [1, 70, 80], [0, 51], [0, 52], [1]],
             "answer": ["0"] * 3 + ["1"] * 3,
+            "truncated": [False] * 6,
         }
         assert batch["reward"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
