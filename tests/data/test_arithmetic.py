@@ -90,8 +90,8 @@ def test_problems_are_prompts_with_their_answer(tokenizer):
 
 
 def test_fingerprint_follows_the_problems(tokenizer):
-    def fingerprint(**arguments):
-        return ArithmeticProblems(tokenizer, **{"num_problems": 3, "seed": 0} | arguments).fingerprint
+    def fingerprint(num_problems=3, seed=0, **split):
+        return ArithmeticProblems(tokenizer, num_problems=num_problems, seed=seed, **split).fingerprint
 
     assert fingerprint() == fingerprint(split="train")
     assert len({fingerprint(), fingerprint(seed=1), fingerprint(split="test"), fingerprint(num_problems=4)}) == 4
