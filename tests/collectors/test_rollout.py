@@ -150,7 +150,7 @@ class TestRewards:
             "completions": ["1 ?", "0", "1 ? ?", "0 ?", "0 ?", "1"],
             "completion_ids": [[1, 60], [0], [1, 70, 80], [0, 51], [0, 52], [1]],
             "answer": ["0"] * 3 + ["1"] * 3,
-            "truncated": [False] * 6,
+            "truncated": [False, True, False, False, False, True],
         }
         assert batch["reward"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
