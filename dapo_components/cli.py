@@ -93,7 +93,8 @@ def _cp(arguments: argparse.Namespace) -> int:
         )
     elsewhere = [] if copy.resolve().is_relative_to(Path.cwd()) else [f"cd {copy.resolve().parent}"]
     run = f"tune run {runnable.as_posix()} --config tiny_cpu.yaml"
-    print("next:", *elsewhere, "dapo cp tiny_cpu tiny_cpu.yaml", run, sep="\n  ")
+    first = "dapo demo  # once: makes the model that tiny_cpu trains"
+    print("next:", *elsewhere, first, "dapo cp tiny_cpu tiny_cpu.yaml", run, sep="\n  ")
     return 0
 
 

@@ -123,6 +123,8 @@ def report(folder: Path, state: dict[str, Any], summary: dict[str, Any]) -> str:
         summary: Content of ``run_summary.json``.
     """
     before, after = summary["accuracy_before"], summary["accuracy_after"]
+    recipe, configs = _recipe_paths()
+    again = "make demo SEED=" if _checkout() else "dapo demo --seed "
     lines = [
         "",
         f"Accuracy on held-out problems: {before:.3f} before DAPO, {after:.3f} after",
@@ -137,9 +139,10 @@ def report(folder: Path, state: dict[str, Any], summary: dict[str, Any]) -> str:
         "  checkpoints/           Hugging Face folders",
         "",
         "Try next:",
-        f"  make demo SEED={state['seed'] + 1}",
-        "  tune run recipes/dapo_full.py --config recipes/configs/tiny_cpu.yaml output_dir=runs/grpo "
-        "loss.clip_eps_high=0.2 loss.aggregation=seq_mean_token_mean dynamic_sampling.enabled=false",
+        f"  {again}{state['seed'] + 1}",
+        f"  tune run {recipe} --config {configs}/tiny_cpu.yaml output_dir=runs/grpo "
+        f"checkpointer.checkpoint_dir={folder / 'warm_up/epoch_0'} loss.clip_eps_high=0.2 "
+        "loss.aggregation=seq_mean_token_mean dynamic_sampling.enabled=false",
         "  dapo cp dapo_full my_dapo.py",
     ]
     return "\n".join(lines)
