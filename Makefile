@@ -20,12 +20,12 @@ RECIPES_STAMP := $(STAMPS)/recipes
 DEV_STAMP := $(STAMPS)/dev
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test check lint types layers docs bench format clean install
+.PHONY: help demo test check lint types layers docs bench bench-smoke format clean install
 
 help:
 	@echo "make demo [SEED=0]   set up, train a small model by DAPO, show accuracy before and after (about 5 minutes)"
 	@echo "make test            set up, lint, type-check, check the layers, run every test, build the docs"
-	@echo "make lint | types | layers | docs | bench | format | clean"
+	@echo "make lint | types | layers | docs | bench | bench-smoke | format | clean"
 
 # --- environment -----------------------------------------------------------------------------------------------------
 
@@ -81,6 +81,9 @@ layers: $(DEV_STAMP)
 
 docs: $(DEV_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)mkdocs build --strict --quiet
+
+bench-smoke: $(DEV_STAMP)
+	$(PY) -m pytest benchmarks --benchmark-disable -q
 
 bench: $(DEV_STAMP)
 	$(PY) -m pytest benchmarks --benchmark-only
