@@ -17,7 +17,7 @@ TINY_LENGTH = 64
 
 def tiny_torchtune(
     seed: int = 0, *, vocab_size: int = TINY_VOCAB, tied: bool = True, std: float = 0.4, max_seq_len: int = TINY_LENGTH
-) -> nn.Module:
+) -> Any:
     """Build a 2-layer torchtune decoder, 16 wide, two query heads per key head, with random weights.
 
     Args:
@@ -46,7 +46,7 @@ def tiny_torchtune(
 
 def tiny_huggingface(
     seed: int = 0, *, vocab_size: int = TINY_VOCAB, tied: bool = True, std: float = 0.4, max_seq_len: int = TINY_LENGTH
-) -> nn.Module:
+) -> Any:
     """Build the Hugging Face Llama that computes what :func:`tiny_torchtune` with equal arguments computes."""
     from torchtune.models.convert_weights import tune_to_hf
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -122,7 +122,7 @@ class ScriptedGenerator:
         self._answers = {prompt: deque(map(tuple, responses)) for prompt, responses in answers.items()}
         self._latency = latency
         self._log_prob = log_prob
-        self._finish = finish
+        self._finish: FinishReason | dict[int, FinishReason] = finish
         self._running: dict[int, _Scripted] = {}
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -158,7 +158,7 @@ class ScriptedGenerator:
         self.closed = True
 
     def _reason(self, request_id: int) -> FinishReason:
-        return self._finish if isinstance(self._finish, str) else self._finish.get(request_id, "stop")
+        return self._finish.get(request_id, "stop") if isinstance(self._finish, dict) else self._finish
 
     def _complete(self, running: _Scripted, reason: FinishReason) -> Completion:
         del self._running[running.request.request_id]

@@ -90,12 +90,6 @@ def num_layers(model: nn.Module) -> int:
     return int(config.num_hidden_layers)
 
 
-def attention_window(model: nn.Module) -> int | None:
-    """Return how many positions back the most short-sighted layer looks, or None where all see everything."""
-    config: Any = getattr(model, "config", None)
-    return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-
-
 class _Counting:
     """Remembers which layers called."""
 

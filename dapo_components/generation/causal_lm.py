@@ -10,14 +10,13 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dapo_components.generation.attention import attention_window
 from dapo_components.generation.base import Completion, GenerationRequest
 from dapo_components.generation.kv_cache import PromptAttention, SlotCache, round_up
 from dapo_components.generation.model_runner import ModelRunner
 from dapo_components.generation.request_state import Prompt, Row, check_request
 from dapo_components.generation.sampling import sample_tokens
 from dapo_components.generation.weights import WeightUpdateError, copy_parameters
-from dapo_components.training.causal_lm import max_model_length
+from dapo_components.training.causal_lm import attention_window, max_model_length
 
 _CLOSED = "the generator is closed; build a new one"
 

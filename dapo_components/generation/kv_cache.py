@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-_LENGTH_STEP = 32
+_LENGTH_STEP = 16
 
 
 class SlotCache:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dapo_components.generation.base import SamplingParams
 
-_BLOCK = 64
+_DRAWS = 64
+_VOCAB_BLOCK = 256
 
 
 class UniformStream:
@@ -43,7 +44,7 @@ class UniformStream:
     def __getitem__(self, position: int) -> float:
         """Return the number of a response position."""
         while len(self._values) <= position:
-            self._values += torch.rand(_BLOCK, dtype=torch.float64, generator=self._generator).tolist()
+            self._values += torch.rand(_DRAWS, dtype=torch.float64, generator=self._generator).tolist()
         return self._values[position]
 
 
@@ -53,7 +54,7 @@ def sample_tokens(
     r"""Draw one token a row by inverting the cumulative distribution.
 
     With :math:`p = \operatorname{softmax}(z / \text{temperature})` in float32, the token is the first :math:`v` with
-    :math:`\sum_{w \le v} p_w > u`. A token of probability zero is never drawn.
+    :math:`\sum_{w \le v} p_w > u`. A token of probability zero is never drawn, whatever the rounding of the sum.
 
     Args:
         logits: Raw logits :math:`z`, ``[N, V]``.
@@ -62,8 +63,8 @@ def sample_tokens(
             the log-probs are those of the renormalised one.
 
     Returns:
-        Tokens ``[N]`` (int64) and their log-probs ``[N]`` (float32), after temperature. Where a row's logits hold NaN
-        or +inf, or only -inf, there is no distribution: the log-prob is NaN and the token meaningless.
+        Tokens ``[N]`` (int64) and their log-probs ``[N]`` (float32), after temperature, both on the CPU. Where a row's
+        logits hold NaN or +inf, or only -inf, there is no distribution: the log-prob is NaN and the token meaningless.
 
     Example:
         >>> params = SamplingParams(max_tokens=1)
@@ -72,20 +73,36 @@ def sample_tokens(
         (1, 0.5)
     """
     scaled = _restrict_rows(_divide_by_temperature(logits.float(), sampling), sampling)
-    log_probs = scaled.log_softmax(dim=-1)
-    cumulative = log_probs.exp().cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    uniform = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)[:, None]
-    # Below the total, even where float32 rounds u up to 1: the search then ends at a token that adds mass.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
-    chosen = log_probs.gather(-1, tokens)
-    if logits.is_cuda:
-        # A parallel cumulative sum need not be monotone in its last bit.
-        impossible = chosen == -torch.inf
-        tokens = torch.where(impossible, log_probs.argmax(dim=-1, keepdim=True), tokens)
-        chosen = log_probs.gather(-1, tokens)
-    return tokens[:, 0], torch.where(total.isfinite(), chosen, torch.nan)[:, 0]
+    largest = scaled.amax(dim=-1, keepdim=True)
+    weights = (scaled - largest).exp_()
+    # Two levels: a running sum over the vocabulary costs as much as all else here. The sums that decide are made on
+    # the CPU, in float64 and one entry after the other, on a GPU too: they cannot fall, and few numbers travel.
+    blocks = nn.functional.pad(weights, (0, -weights.shape[-1] % _VOCAB_BLOCK)).unflatten(-1, (-1, _VOCAB_BLOCK))
+    block_mass = blocks.sum(dim=-1)
+    mass = block_mass.cpu().double()
+    uniform = torch.tensor(uniforms, dtype=torch.float64)[:, None]
+    block, rest = _invert(mass, uniform * mass.sum(dim=-1, keepdim=True))
+    row = torch.arange(len(block), device=blocks.device)
+    index, _ = _invert(blocks[row, block[:, 0].to(blocks.device)].cpu().double(), rest)
+    # The clamp matters only where there is no distribution.
+    tokens = (block * _VOCAB_BLOCK + index).clamp_(max=logits.shape[-1] - 1)
+    log_total = block_mass.sum(dim=-1, keepdim=True).log()
+    log_probs = scaled.gather(-1, tokens.to(scaled.device)) - largest - log_total
+    return tokens[:, 0], log_probs[:, 0].cpu()
+
+
+def _invert(mass: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the first entry of each row where the running sum of ``mass`` exceeds ``target``; both ``[N, 1]``.
+
+    Also returns what is left of ``target`` in that entry. The entry found has mass: rounding may put the target at or
+    above the sum, so it is kept below, and the running sum does not grow over an entry without mass.
+    """
+    running = mass.cumsum(dim=-1)
+    total = running[:, -1:]
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(running, target, right=True).clamp_(max=mass.shape[-1] - 1)
+    before = torch.where(index > 0, running.gather(-1, (index - 1).clamp_(min=0)), 0.0)
+    return index, target - before
 
 
 def restrict_logits(logits: Tensor, *, top_k: int = -1, top_p: float = 1.0) -> Tensor:

@@ -134,19 +134,25 @@ def max_model_length(model: nn.Module) -> int | None:
     return None if limit is None else int(limit)
 
 
+def attention_window(model: nn.Module) -> int | None:
+    """Return how many positions back the most short-sighted layer looks, or None where all see everything."""
+    config: Any = getattr(model, "config", None)
+    return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+
+
 def huggingface_mask(model: nn.Module, mask: Tensor) -> Tensor:
     """Turn a bool mask ``[N, S, K]`` into the 4-D form a Hugging Face model takes over unchanged.
 
     Raises:
         ValueError: If its attention implementation ignores such masks, or it has a sliding window shorter than ``K``.
     """
-    config: Any = model.config
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    window = attention_window(model)
     if window is not None and mask.shape[-1] > window:
         raise ValueError(
             f"the model attends to the last {window} positions only, which an explicit mask cannot express per layer; "
             f"got {mask.shape[-1]} positions, use at most {window}"
         )
+    config: Any = model.config
     implementation = config._attn_implementation
     if implementation == "sdpa":
         return mask[:, None]
