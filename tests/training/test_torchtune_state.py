@@ -153,8 +153,8 @@ class TestHFCheckpoints:
         (folder / "model.safetensors").write_bytes(b"\x00" * 100)
         with pytest.raises(ConfigError, match=rf"weights in {folder} cannot be read as model_type=LLAMA3_2"):
             checkpoints(folder, tmp_path).load()
-        with pytest.raises(ConfigError, match="cannot be read as model_type=LAMA"):
-            checkpoints(source, tmp_path, model_type="LAMA").load()
+        with pytest.raises(ConfigError, match="cannot be read as model_type=LLAMA9"):
+            checkpoints(source, tmp_path, model_type="LLAMA9").load()
 
 
 class TestBuildModel:
