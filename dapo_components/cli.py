@@ -6,6 +6,7 @@ Sub-commands import what they need when they run, so that ``dapo ls`` answers at
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = build_parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        status = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `dapo ls | head`: whoever read has seen enough; keep the interpreter from flushing again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (RecipeFileError, FileExistsError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -66,6 +66,12 @@ def test_version_and_ls_load_no_torch():
     assert output.splitlines()[-1] == "False"
 
 
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"'{sys.executable}' -m dapo_components.cli ls | true; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
