@@ -41,10 +41,10 @@ def test_the_tolerance_is_a_strict_bound():
 
 
 def test_only_valid_members_count():
-    score = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, NAN], [1.0, NAN, INF], [NAN, NAN, NAN]])
-    valid = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
-    assert group_spread(score, valid=valid).tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert informative_mask(score, valid=valid).tolist() == [False, True, False, False]
+    score = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, NAN], [1.0, NAN, INF], [NAN, 1.0, 0.0], [NAN, NAN, NAN]])
+    valid = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]]).bool()
+    assert group_spread(score, valid=valid).tolist() == [0.0, 1.0, 0.0, 0.0, 0.0]
+    assert informative_mask(score, valid=valid).tolist() == [False, True, False, False, False]
 
 
 def test_groups_of_one_and_of_none_are_not_informative():

@@ -72,11 +72,11 @@ def test_truncated_is_no_stop_token_at_the_end():
     tokens = torch.tensor(
         [
             [5, 6, 7, 2],  # stops exactly at the limit
-            [5, 2, 0, 0],  # stops early
+            [5, 2, 7, 8],  # stops early; what follows is no part of it
             [5, 6, 7, 8],  # cut off at the limit
             [5, 2, 7, 0],  # a stop token in the middle does not count
             [5, 6, 9, 0],  # the other stop token
-            [2, 2, 2, 2],  # no token at all
+            [5, 6, 7, 8],  # no token at all
             [5, 0, 6, 2],  # a tool's tokens between the policy's
         ]
     )
