@@ -85,8 +85,8 @@ def pass_at_k(num_samples: int | Tensor, num_correct: Tensor, k: int) -> Estimat
     if bool(((wrong < 0) | (wrong > drawn)).any()):
         raise ValueError(f"num_correct must be in [0, num_samples], got {num_correct.tolist()} of {num_samples}")
     j = torch.arange(k, dtype=torch.float64, device=num_correct.device)
-    # With fewer than k wrong samples one factor is 0; clamping keeps the later ones from turning its sign.
-    all_wrong = ((wrong.unsqueeze(-1) - j).clamp(min=0) / (drawn.unsqueeze(-1) - j)).prod(dim=-1)
+    # With fewer than k wrong samples one factor is exactly 0.
+    all_wrong = ((wrong.unsqueeze(-1) - j) / (drawn.unsqueeze(-1) - j)).prod(dim=-1)
     return _estimate(1.0 - all_wrong)
 
 

@@ -124,12 +124,10 @@ class HeadLogProbs(torch.autograd.Function):
         """Score ``tokens`` [N], given ``hidden`` [N, D], ``weight`` [V, D] and ``bias`` [V]."""
         head = _Head(hidden, weight, bias, temperature, chunk_size)
         statistics = SoftmaxStatistics(tokens, dtype=head.dtype, with_entropy=with_entropy)
-        # Autocast would take the products in half precision.
-        with torch.autocast(hidden.device.type, enabled=False):
-            for columns, weight_tile in head.columns():
-                for rows in row_slices(hidden.shape[0], chunk_size):
-                    tile = head.logits(head.chunk(rows), weight_tile, columns)
-                    statistics.absorb(tile, rows, columns.start, head.scratch)
+        for columns, weight_tile in head.columns():
+            for rows in row_slices(hidden.shape[0], chunk_size):
+                tile = head.logits(head.chunk(rows), weight_tile, columns)
+                statistics.absorb(tile, rows, columns.start, head.scratch)
         entropy = statistics.entropy()
         ctx.save_for_backward(hidden, weight, bias, tokens, statistics.peak, statistics.total, entropy)
         ctx.temperature, ctx.chunk_size = temperature, chunk_size
@@ -152,9 +150,8 @@ class HeadLogProbs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(head.hidden, dtype=head.dtype) if needs_hidden else None
         grad_weight = (torch.empty_like if some else torch.zeros_like)(weight) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=head.dtype) if needs_bias else None
-        with torch.autocast(hidden.device.type, enabled=False):
-            for columns, weight_tile in head.columns() if some else ():
-                _add_columns(head, gradient, columns, weight_tile, (grad_hidden, grad_weight, grad_bias))
+        for columns, weight_tile in head.columns() if some else ():
+            _add_columns(head, gradient, columns, weight_tile, (grad_hidden, grad_weight, grad_bias))
         if grad_hidden is not None:
             grad_hidden = grad_hidden.to(hidden.dtype)
             if active is not None:
@@ -197,6 +194,7 @@ class _Head:
     def logits(self, chunk: Tensor, weight_tile: Tensor, columns: slice) -> Tensor:
         """Logits of a tile, in scratch buffer 0."""
         tile = self.scratch.shaped(0, torch.Size((chunk.shape[0], weight_tile.shape[0])))
+        # Products that write to a given tensor keep its precision under autocast, too.
         torch.mm(chunk, weight_tile.t(), out=tile)
         if self.bias is not None:
             tile.add_(self.bias[columns])

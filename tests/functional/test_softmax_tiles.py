@@ -64,6 +64,15 @@ def test_a_forbidden_first_tile_and_a_far_lower_one_add_nothing():
     assert values(statistics.entropy()) == pytest.approx([0.0, math.log(2)], abs=1e-15)
 
 
+def test_the_largest_numbers_have_an_entropy():
+    tokens = torch.tensor([0, 1])
+    statistics = SoftmaxStatistics(tokens, dtype=torch.float32, with_entropy=True)
+    tile = torch.tensor([[3e38, 0.0], [-3e38, -3e38]])
+    statistics.absorb(tile, ALL, 0, Scratch(4, dtype=torch.float32, device=tile.device))
+    assert statistics.log_prob().tolist() == pytest.approx([0.0, -math.log(2)])
+    assert values(statistics.entropy()) == pytest.approx([0.0, math.log(2)])
+
+
 def test_a_nan_stays_in_its_row():
     logits = torch.tensor([[0.0, float("nan")], [0.0, 0.0]], dtype=torch.float64)
     found = absorbed(logits, torch.tensor([0, 0]), [1, 1]).log_prob()
