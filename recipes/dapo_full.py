@@ -30,22 +30,23 @@ from tensordict import TensorDict
 from torchtune import config, training
 
 from dapo_components.collectors import (
+    CollectionFailed,
     DynamicSamplingCollector,
-    DynamicSamplingExhausted,
-    GenerationFailed,
     RolloutCollector,
+    collect_on_all_ranks,
 )
 from dapo_components.data import PromptLoader, stop_token_ids
 from dapo_components.evaluation import accuracy_metrics
 from dapo_components.filters import OverlongFilter
+from dapo_components.functional import group_num_tokens
 from dapo_components.generation import SamplingParams
 from dapo_components.reporting import RunReport
 from dapo_components.rewards import ReferenceKLPenalty
 from dapo_components.training.batch_arithmetic import BatchArithmetic
-from dapo_components.training.checkpoint import CheckpointError, CheckpointStore
+from dapo_components.training.checkpoint import CheckpointError, CheckpointStore, save_on_all_ranks
 from dapo_components.training.config import ConfigError, build, parse_config
 from dapo_components.training.config_sections import Component, DynamicSamplingConfig, EvaluationConfig, KLConfig
-from dapo_components.training.distributed import all_gather, all_reduce_counts, full_parameters
+from dapo_components.training.distributed import all_gather, all_reduce_counts, full_parameters, start_process_group
 from dapo_components.training.entry import run_recipe, user_errors
 from dapo_components.training.guards import FiniteGradientGuard, InterruptGuard, RunStopped, check_sampler_agreement
 from dapo_components.training.memory import describe_run
@@ -115,15 +116,21 @@ class DAPOConfig:
     enable_activation_checkpointing: bool = False
     max_log_prob_difference: float = 1e-4  # largest between sampler and trainer, checked on the first update
 
-    save_every: int = 0  # rollout steps; 0: only at the end
+    save_every: int = 50  # rollout steps; 0: only at the end
     keep_checkpoints: int = 2  # 0: all
     metric_logger: Component | None = None  # torchtune.training.metric_logging.*
     log_rollouts: bool = True
+    max_logged_rollouts: int | None = None  # per step and rank; null: all
+    collective_timeout_minutes: int = 120  # how long ranks wait for the slowest one
 
     def sizes(self, world_size: int) -> BatchArithmetic:
         """Check how the batch divides."""
         names = {entry.name for entry in dataclasses.fields(BatchArithmetic)} - {"world_size"}
         return BatchArithmetic(**{name: getattr(self, name) for name in names}, world_size=world_size)
+
+
+PROGRESS = ("step", "num_updates", "seconds", "evaluations")
+"""What a checkpoint stores of the recipe's own state."""
 
 
 class DAPORecipe:
@@ -159,14 +166,17 @@ class DAPORecipe:
         checkpoint = self.checkpoints.latest() if cfg.resume else None
         if checkpoint:
             self.checkpoints.verify(checkpoint)
+        elif cfg.resume and self.rank == 0:
+            print(f"no checkpoint in {self.checkpoints.root}: starting from step 0", flush=True)
         self._setup_models(checkpoint)
         self.optimizer = build(cfg.optimizer, self.model.parameters())
         num_updates = cfg.num_steps * self.sizes.updates_per_rollout
         factor = partial(learning_rate_factor, warmup_steps=cfg.warmup_steps, num_steps=num_updates, decay=cfg.lr_decay)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
         self.soft_overlong, self.advantage = build(cfg.soft_overlong), build(cfg.advantage)
-        self.kl_penalty = ReferenceKLPenalty(coef=cfg.kl.coef, estimator=cfg.kl.estimator) if cfg.kl.in_reward else None
-        self.loss = build(cfg.loss, **cfg.kl.loss_arguments())
+        self.overlong_filter = OverlongFilter()
+        self.kl_penalty = ReferenceKLPenalty(**cfg.kl.reward_arguments()) if cfg.kl.in_reward else None
+        self.loss = build(cfg.loss, **cfg.kl.loss_arguments(cfg.loss))
         self.gradients = FiniteGradientGuard()
         self._setup_rollouts()
         if checkpoint:
@@ -180,6 +190,7 @@ class DAPORecipe:
             num_updates=self.num_updates,
             rank=self.rank,
             log_rollouts=cfg.log_rollouts,
+            max_logged_rollouts=cfg.max_logged_rollouts,
             metric_logger=build(cfg.metric_logger) if self.rank == 0 else None,
         )
 
@@ -235,19 +246,20 @@ class DAPORecipe:
         """Algorithm 1 of DAPO: sample until enough groups are informative, then update on them."""
         cfg, first_step = self.cfg, self.step
         started = time.perf_counter() - self.seconds
-        if self.step == 0:
-            self.evaluate()
         with InterruptGuard() as interrupt:
+            if self.step == 0:
+                self.evaluate()
             while self.step < cfg.num_steps and not interrupt.requested():
                 clock = Stopwatch()
-                batch = self.collect()  # lines 3-8: sample, score, filter, refill
+                batch = self.collect()  # lines 2 and 4-8: sample, score, filter, refill
                 clock.lap("time/generate")
                 batch = self.snapshot_log_probs(batch)
                 batch = self.shape_reward(batch)
                 batch = self.advantage(batch)  # line 9
-                batch = OverlongFilter()(batch) if cfg.overlong_filter else batch
+                batch = self.overlong_filter(batch) if cfg.overlong_filter else batch
                 updates = [self.update(minibatch) for minibatch in self.minibatches(batch)]  # lines 10-11
                 clock.lap("time/train")
+                # Line 3 of the next step: the policy that samples becomes the current one.
                 self.generator.update_weights(full_parameters(self.model), version=self.num_updates)
                 clock.lap("time/sync")
                 self.step += 1
@@ -257,25 +269,19 @@ class DAPORecipe:
                 self.seconds = time.perf_counter() - started
                 if is_due(self.step, cfg.save_every) and self.step < cfg.num_steps:
                     self.save_checkpoint()
-        self.stop_reason = "finished" if self.step >= cfg.num_steps else "interrupted"
-        if self.step > first_step:
-            self.save_checkpoint()
+            self.stop_reason = "finished" if self.step >= cfg.num_steps else "interrupted"
+            if self.step > first_step:
+                self.save_checkpoint()
 
     def collect(self) -> TensorDict:
         """Collect this rank's share of the batch; all ranks stop together if one runs out of informative groups."""
-        batch, failure = None, ""
         try:
-            batch = self.collector.collect()
-        except (DynamicSamplingExhausted, GenerationFailed) as error:
-            failure = str(error)
-        failures = [f"rank {rank}: {text}" for rank, text in enumerate(all_gather(failure)) if text]
-        if failures or batch is None:
-            self.stop_reason = "exhausted"
-            if batch is not None:
-                self.collector.put_back(batch)
-            self.save_checkpoint()
-            raise RunStopped("; ".join(failures) + f"; a checkpoint of step {self.step} is in {self.checkpoints.root}")
-        return batch
+            return collect_on_all_ranks(self.collector)
+        except CollectionFailed as error:
+            self.stop_reason = error.reason
+            if not error.weights_are_suspect:
+                self.save_checkpoint()
+            raise RunStopped(f"{error}; the newest checkpoint is {self.checkpoints.latest()}") from error
 
     def snapshot_log_probs(self, batch: TensorDict) -> TensorDict:
         """Log-probs before the first update, and under the reference.
@@ -307,7 +313,7 @@ class DAPORecipe:
     def update(self, minibatch: TensorDict) -> dict[str, float]:
         """One optimizer step; micro-batches and ranks add up to the loss of the whole minibatch."""
         counts = all_reduce_counts(minibatch["loss_mask"])
-        minibatch["group_num_tokens"] = minibatch["loss_mask"].sum((-2, -1))[:, None].expand(minibatch.shape)
+        minibatch["group_num_tokens"] = group_num_tokens(minibatch["loss_mask"])
         rows = minibatch.flatten(0, 1)
         metrics = MetricSums()
         self.optimizer.zero_grad(set_to_none=True)
@@ -344,8 +350,11 @@ class DAPORecipe:
         """Sampled accuracy on the held-out prompts, with the same seeds every time."""
         if not self.cfg.evaluation or self.step in self.evaluations:
             return
-        rollouts = self.evaluator.collect(self.held_out, [-1 - prompt.prompt_id for prompt in self.held_out])
-        accuracy = torch.cat(all_gather(rollouts.batch["accuracy"]))
+        accuracy = torch.zeros(0, self.cfg.evaluation.num_samples)
+        if self.held_out:  # fewer prompts than ranks leave some without
+            group_ids = [-1 - prompt.prompt_id for prompt in self.held_out]  # never those of training, and no new seeds
+            accuracy = self.evaluator.collect(self.held_out, group_ids).batch["accuracy"]
+        accuracy = torch.cat(all_gather(accuracy))
         scores = accuracy_metrics(accuracy, ks=self.cfg.evaluation.pass_at)
         self.evaluations[self.step] = scores
         self.report.evaluation(scores)
@@ -373,9 +382,7 @@ class DAPORecipe:
             self.hf_checkpoints.save(weights, folder / "model")
             torch.save(state, folder / "state.pt")
 
-        if self.rank == 0:
-            self.checkpoints.save(self.step, write)
-        all_gather(None)  # no rank goes on before the checkpoint is whole
+        save_on_all_ranks(self.checkpoints, self.step, write)
 
     def _load_state(self, state: dict[str, Any]) -> None:
         if len(state["collectors"]) != self.world_size:
@@ -416,21 +423,19 @@ class DAPORecipe:
         )
 
 
-PROGRESS = ("step", "num_updates", "seconds", "evaluations")
-
-
 @config.parse
 def recipe_main(cfg: DictConfig) -> None:
     """Read the config, then set up, train and clean up."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    with user_errors(ValueError, KeyError, FileNotFoundError, ImportError):
+    with user_errors(ValueError, FileNotFoundError, ImportError):
         settings = parse_config(OmegaConf.to_container(cfg, resolve=True), DAPOConfig)
-        if world_size > 1 and not settings.dry_run:
-            dist.init_process_group("nccl" if settings.device == "cuda" else "gloo")
         recipe = DAPORecipe(settings, rank=int(os.environ.get("RANK", 0)), world_size=world_size)
         if settings.dry_run:
-            print(recipe.describe() if recipe.rank == 0 else "", flush=True)
+            if recipe.rank == 0:
+                print(recipe.describe(), flush=True)
             return
+        if world_size > 1:
+            start_process_group(recipe.device, timeout_minutes=settings.collective_timeout_minutes)
         recipe.setup()
     with user_errors(RunStopped, CheckpointError):
         try:

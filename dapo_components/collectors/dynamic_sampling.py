@@ -22,6 +22,10 @@ from dapo_components.data.loader import PromptLoader
 from dapo_components.filters import GroupFilter
 from dapo_components.training.metrics import MetricSums
 
+REPORTED_COUNTS = (
+    *("gen_batches", "launched", "used", "carried_in", "waiting", "filtered", "stale"),
+    *("kept_uninformative", "short_batch"),
+)
 RolloutSink = Callable[[list[dict[str, Any]]], None]
 
 
@@ -94,7 +98,7 @@ class DynamicSamplingCollector:
         max_oversampling: float = 4.0,
         max_gen_batches: int = 10,
         on_exhausted: Literal["raise", "smaller_batch", "keep_uninformative"] = "raise",
-        max_staleness: int = 1,
+        max_staleness: int = 0,
         rank: int = 0,
         world_size: int = 1,
         on_rollouts: RolloutSink | None = None,
@@ -120,6 +124,7 @@ class DynamicSamplingCollector:
         self.on_rollouts = on_rollouts
         self.counts: Counter[str] = Counter()
         self._seen: dict[str, list[Tensor]] = {}
+        self._statuses: Counter[str] = Counter()
         self._rank, self._world_size = rank, world_size
         self._waiting: list[tuple[int, TensorDict]] = []  # (step it was generated in, batch of one group)
         self._acceptance = 1.0 / oversampling if group_filter else 1.0
@@ -135,7 +140,7 @@ class DynamicSamplingCollector:
             DynamicSamplingExhausted: See ``on_exhausted``; accepted groups then wait for the next call.
             GenerationFailed: If the engine fails.
         """
-        self.counts, self._seen = Counter(), {}
+        self.counts, self._seen, self._statuses = Counter(), {}, Counter()
         self._drop_stale()
         rejected: list[TensorDict] = []
         while len(self._waiting) < self.prompts_per_step:
@@ -154,8 +159,10 @@ class DynamicSamplingCollector:
 
     def report(self, metrics: MetricSums) -> None:
         """Add the counts of the last :meth:`collect`, and what all its responses show before filtering."""
-        for name in ("gen_batches", "launched", "used", "carried_in", "waiting", "filtered", "stale"):
+        for name in REPORTED_COUNTS:
             metrics.sum(f"sampling/{name}", float(self.counts[name]))
+        for name, count in self._statuses.items():
+            metrics.sum(f"rewards/{name}", float(count))
         for name, values in self._seen.items():
             metrics.mean(f"sampling/{name}", torch.cat(values))
 
@@ -194,6 +201,8 @@ class DynamicSamplingCollector:
             decision = self.group_filter(rollouts.batch)
             keep, reasons = decision.keep, list(decision.reasons)
             self._acceptance = 0.5 * self._acceptance + 0.5 * float(keep.float().mean())
+        for component, statuses in rollouts.statuses.items():
+            self._statuses.update({f"{component}/{status}": count for status, count in statuses.items()})
         rejected: list[TensorDict] = []
         for group, (kept, reason) in enumerate(zip(keep.tolist(), reasons, strict=True)):
             single = rollouts.batch[group : group + 1]

@@ -29,6 +29,10 @@ class GenerationFailed(RuntimeError):
     """The engine reported an error instead of a response."""
 
 
+class RewardFailed(RuntimeError):
+    """A reward function raised, or returned something that is not a score; the message names it."""
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """Scored responses.
@@ -36,10 +40,12 @@ class Rollouts:
     Args:
         batch: ``[B, G]`` batch with masks, log-probs, ``accuracy``, ``reward`` and the components.
         records: The same as text for a log: ``B`` lists of ``G`` dictionaries.
+        statuses: For each reward component, how often each status occurred.
     """
 
     batch: TensorDict
     records: list[list[dict[str, Any]]]
+    statuses: dict[str, dict[str, int]]
 
 
 @final
@@ -117,6 +123,7 @@ class RolloutCollector:
 
         Raises:
             GenerationFailed: If the engine reports an error for a response.
+            RewardFailed: If a reward function fails.
         """
         completions = self._generate(prompts, group_ids)
         size = (len(prompts), self.group_size)
@@ -136,7 +143,7 @@ class RolloutCollector:
         batch["sample_id"] = torch.arange(size[1]).repeat(size[0], 1)
         texts = [self.tokenizer.decode(list(c.tokens), skip_special_tokens=True) for c in completions]
         scores = self._score(batch, prompts, completions, texts)
-        return Rollouts(batch, self._records(batch, scores, prompts, texts))
+        return Rollouts(batch, self._records(batch, scores, prompts, texts), scores.statuses)
 
     def _generate(self, prompts: Sequence[Prompt], group_ids: Sequence[int]) -> list[Completion]:
         requests = [
@@ -171,12 +178,15 @@ class RolloutCollector:
         columns = {name: [prompt.columns[name] for prompt in repeated] for name in prompts[0].columns}
         # An answer at the very end of a response that was cut off may have lost digits.
         columns["truncated"] = [completion.finish_reason == "length" for completion in completions]
-        scores = self.reward(
-            prompts=[prompt.text for prompt in repeated],
-            completions=texts,
-            completion_ids=[list(completion.tokens) for completion in completions],
-            **columns,
-        )
+        try:
+            scores = self.reward(
+                prompts=[prompt.text for prompt in repeated],
+                completions=texts,
+                completion_ids=[list(completion.tokens) for completion in completions],
+                **columns,
+            )
+        except ValueError as error:
+            raise RewardFailed(str(error)) from error
         batch["accuracy"] = scores.accuracy.view(batch.shape)
         batch["reward"] = scores.reward.view(batch.shape)
         for name, value in scores.components.items():

@@ -41,6 +41,7 @@ BATCH_KEYS: dict[str, KeySpec] = {
     "ref_log_prob": KeySpec("[B, G, T]", torch.float32, "log-prob under the frozen reference policy", "recipe"),
     "log_prob": KeySpec("[B, G, T]", torch.float32, "log-prob under the policy being trained", "recipe"),
     "entropy": KeySpec("[B, G, T]", torch.float32, "entropy of the policy's next-token distribution", "recipe"),
+    "group_num_tokens": KeySpec("[B, G]", torch.int64, "loss_mask summed over the whole group", "recipe"),
     "value": KeySpec("[B, G, T]", torch.float32, "value head output", "recipe"),
     "response_length": KeySpec("[B, G]", torch.int64, "response_mask summed, in tokens", "collector"),
     "truncated": KeySpec("[B, G]", torch.bool, "finish reason was the length limit", "collector"),

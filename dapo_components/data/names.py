@@ -18,10 +18,21 @@ def nearest_name(name: str, options: Iterable[str]) -> str:
         'available: answer, problem'
     """
     known = sorted(map(str, options))
-    folded = {option.lower(): option for option in known}
-    close = difflib.get_close_matches(str(name).lower(), list(folded), n=1, cutoff=0.5)
+    close = closest_name(name, known)
     listing = ", ".join(known) if known else "nothing"
-    return f"did you mean {folded[close[0]]!r}? Available: {listing}" if close else f"available: {listing}"
+    return f"did you mean {close!r}? Available: {listing}" if close else f"available: {listing}"
+
+
+def closest_name(name: str, options: Iterable[str]) -> str | None:
+    """Return the option that ``name`` may be a misspelling of, whatever its case, or None.
+
+    Example:
+        >>> closest_name("Anwser", ["problem", "answer"])
+        'answer'
+    """
+    folded = {str(option).lower(): str(option) for option in options}
+    close = difflib.get_close_matches(str(name).lower(), list(folded), n=1, cutoff=0.5)
+    return folded[close[0]] if close else None
 
 
 def import_object(path: str) -> Any:

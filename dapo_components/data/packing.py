@@ -172,7 +172,7 @@ def pack_micro_batch(
 def _share_prompt(
     indices: list[int], prompt_length: Sequence[int], response_length: Sequence[int], max_shared_length: int
 ) -> list[tuple[int, Row]]:
-    """Fill rows of one group first-fit; returns (row length, responses)."""
+    """Fill one row after the other with the responses of a group, in order; returns (row length, responses)."""
     rows: list[tuple[int, Row]] = []
     length, row = 0, []
     for index in indices:

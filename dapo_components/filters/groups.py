@@ -111,7 +111,7 @@ class AccuracyBoundsFilter:
 
 
 def _read_score(batch: TensorDictBase, key: Key, valid_key: Key | None, *, reader: str) -> tuple[Tensor, Tensor]:
-    """Return usable rows and scores, ``[B, G]``; in float64 a mean of 0/1 scores compares exactly with a bound."""
+    """Return scores and usable rows, ``[B, G]``; in float64 a mean of 0/1 scores compares exactly with a bound."""
     score = read_key(batch, key, reader=reader).to(torch.float64)
     if score.ndim != 2:
         raise ValueError(f"{reader} needs {key!r} of shape [B, G], got {tuple(score.shape)}; a group is a dimension")

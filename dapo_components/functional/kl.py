@@ -70,7 +70,7 @@ def kl_penalty(
     log_prob = at_least_float32(log_prob)
     ref_log_prob = ref_log_prob.detach().to(log_prob.dtype)
     if mask is not None:
-        # Each operand, not their difference: inf - inf is NaN, and so is its gradient.
+        # Each operand, not their difference, so that no NaN is ever made: anomaly detection stays usable.
         log_prob, ref_log_prob = zero_masked(log_prob, mask), zero_masked(ref_log_prob, mask)
     value = _estimate(log_prob - ref_log_prob, estimator, clamp)
     return value if clamp is None else value.clamp(-clamp, clamp)

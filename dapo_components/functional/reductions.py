@@ -289,6 +289,23 @@ def aggregate(
     return (zero_masked(per_token, mask) * weights).sum().to(per_token.dtype)
 
 
+def group_num_tokens(mask: Tensor) -> Tensor:
+    """Count the tokens of each row's whole group, which ``group_token_mean`` needs once rows are split over calls.
+
+    Args:
+        mask: Boolean loss mask of whole groups, ``[..., G, T]``.
+
+    Returns:
+        ``[..., G]`` int64, equal within a group.
+
+    Example:
+        >>> group_num_tokens(torch.tensor([[[True, True], [True, False]]]))
+        tensor([[3, 3]])
+    """
+    check_mask(mask)
+    return mask.sum(dim=(-2, -1), keepdim=True).squeeze(-1).expand(mask.shape[:-1])
+
+
 def _mask_like(x: Tensor, mask: Tensor) -> Tensor:
     check_mask(mask)
     if mask.shape == x.shape:

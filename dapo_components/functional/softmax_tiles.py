@@ -1,8 +1,8 @@
 r"""A softmax over the vocabulary, tile by tile: statistics forward, gradient backward.
 
 The parts from which :mod:`~dapo_components.functional.log_probs` and
-:mod:`~dapo_components.functional.log_prob_kernels` are made. Logits pass through tiles that fit a processor's cache; per
-row only the largest logit, the sum of exponentials relative to it and the entropy survive from forward to backward.
+:mod:`~dapo_components.functional.log_prob_kernels` are made. Logits pass through tiles that fit a processor's cache;
+per row only the largest logit, the sum of exponentials relative to it and the entropy survive from forward to backward.
 
 Shapes: ``N`` rows (tokens to score), ``V`` vocabulary. With :math:`p` the softmax of a row :math:`x`, :math:`y` its
 token and :math:`H` its entropy in nats, the gradients are

@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn; shared by the generator and the trainer's log-prob computation.
+    """How tokens are drawn. The trainer must divide its logits by the same ``temperature``.
 
     Args:
         temperature: Divides the logits; positive.

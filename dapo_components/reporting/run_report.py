@@ -39,6 +39,7 @@ class RunReport:
         num_updates: Optimizer steps done so far.
         rank: This process.
         log_rollouts: Whether to write responses.
+        max_logged_rollouts: Most responses written per step and rank; None writes all.
         metric_logger: Receives the same metrics; None for none.
     """
 
@@ -51,6 +52,7 @@ class RunReport:
         num_updates: int,
         rank: int = 0,
         log_rollouts: bool = True,
+        max_logged_rollouts: int | None = None,
         metric_logger: MetricLogger | None = None,
     ) -> None:
         from tqdm import tqdm
@@ -60,7 +62,9 @@ class RunReport:
         self.metric_logger = metric_logger
         self.step = step
         rollouts = self.folder / f"rollouts_rank{rank}.jsonl"
-        self._rollout_log = RolloutLog(rollouts, resume_step=step) if log_rollouts else None
+        self._rollout_log = (
+            RolloutLog(rollouts, resume_step=step, max_per_step=max_logged_rollouts) if log_rollouts else None
+        )
         self._metrics_log = MetricsLog(self.folder / "metrics.jsonl", resume_step=num_updates) if rank == 0 else None
         self._bar = tqdm(total=num_steps, initial=step, unit="step", disable=rank > 0)
 
@@ -107,18 +111,20 @@ class RunReport:
         """Write the summary and close everything.
 
         Args:
-            evaluations: Scores by rollout step; the ``mean@k`` of the first and of the last become
-                ``accuracy_before`` and ``accuracy_after``.
+            evaluations: Scores by rollout step; the ``mean@k`` at step 0 becomes ``accuracy_before``, that of the last
+                later step ``accuracy_after``. Each is null if it was not measured.
             facts: Whatever else belongs in the summary.
         """
         self._bar.close()
         if self.rank > 0:
             return
-        scores = [evaluations[step] for step in sorted(evaluations)]
-        means = [value for row in scores for name, value in row.items() if _is_mean(name)]
+        means = {
+            step: value for step, row in sorted(evaluations.items()) for name, value in row.items() if _is_mean(name)
+        }
+        later = [step for step in means if step > 0]
         summary = {
-            "accuracy_before": means[0] if means else None,
-            "accuracy_after": means[-1] if means else None,
+            "accuracy_before": means.get(0),
+            "accuracy_after": means[later[-1]] if later else None,
             "num_steps": self.step,
             **facts,
             "evaluations": {str(step): dict(evaluations[step]) for step in sorted(evaluations)},

@@ -1,16 +1,13 @@
 r"""Deciding whether a response states the right answer.
 
 Stages, each with a typed result: find the answer (:func:`extract_answer`), give it one spelling, read its value,
-    compare. Model text is
-untrusted: nothing is evaluated or executed, no stage does more than linear work in the text (quadratic in the number of
-    list items, which
-is bounded), and no text makes a function raise. Answers whose equality needs algebra are reported as unparsed, never
-guessed.
+compare. Model text is untrusted: nothing is evaluated or executed, no stage does more than linear work in the text
+(quadratic in the number of list items, which is bounded), and no text makes a function raise. Answers whose equality
+needs algebra are reported as unparsed, never guessed.
 
 Policy: exact golds need exact answers; a decimal equals an exact value only with 15 or more significant digits. Units,
-    currency and
-degree signs are forgiven, ``28%`` equals both ``28`` and ``0.28``. Lists and sets are unordered, tuples ordered. ``x =
-5`` equals ``5``. One answer only: ``5 or 6`` is wrong where the gold is ``5``.
+currency and degree signs are forgiven, ``28%`` equals both ``28`` and ``0.28``. Lists and sets are unordered, tuples
+ordered. ``x = 5`` equals ``5``. One answer only: ``5 or 6`` is wrong where the gold is ``5``.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class MathReward:
         template: Prompt template that says how an answer is marked; give the data set the same.
         correct: Score of a right answer.
         incorrect: Score of anything else.
-        timeout_s: Time limit for one comparison, in seconds.
+        timeout_s: Seconds after which no further stage of a comparison is started; a stage is never interrupted.
 
     Raises:
         ValueError: If the template is unknown, a score is not finite, ``correct <= incorrect`` or ``timeout_s <= 0``.

@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from dapo_components.training.distributed import all_gather, rank_and_world_size
+
 MANIFEST = "manifest.json"
 _PARTIAL, _REPLACED = ".partial", ".replaced"
 
@@ -174,3 +176,31 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def save_on_all_ranks(store: CheckpointStore, step: int, write: Callable[[Path], object]) -> None:
+    """Save from rank 0 while the others wait until the checkpoint is whole. A collective.
+
+    Args:
+        store: Same folder on every rank.
+        step: Number of the checkpoint.
+        write: Fills the folder it is given; called on rank 0 only.
+
+    Raises:
+        CheckpointError: On every rank, if rank 0 cannot write it.
+
+    Example:
+        >>> import tempfile
+        >>> store = CheckpointStore(tempfile.mkdtemp())
+        >>> save_on_all_ranks(store, 3, lambda folder: (folder / "state.txt").write_text("a"))
+        >>> store.latest().name
+        'step_000003'
+    """
+    failure = ""
+    if rank_and_world_size()[0] == 0:
+        try:
+            store.save(step, write)
+        except CheckpointError as error:
+            failure = str(error)
+    if any(failures := all_gather(failure)):
+        raise CheckpointError(failures[0])

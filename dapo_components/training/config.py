@@ -7,13 +7,14 @@ path of a class or function, beside its arguments; components nest.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+
+from dapo_components.data.names import closest_name
 
 COMPONENT = "_component_"
 Schema = TypeVar("Schema")
@@ -79,8 +80,8 @@ def parse_config(values: Mapping[str, Any], schema: type[Schema], *, prefix: str
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known name closest to ``name``, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = closest_name(name, known)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 def locate(path: str) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ class DynamicSamplingConfig:
     max_oversampling: float = 4.0
     max_gen_batches: int = 10
     on_exhausted: Literal["raise", "smaller_batch", "keep_uninformative"] = "raise"
-    max_staleness: int = 1
+    max_staleness: int = 0
 
     def check_correction(self, loss: Component) -> None:
         """Refuse to train on responses of an older policy with a loss that does not correct for it.
@@ -56,21 +56,36 @@ class KLConfig:
     Args:
         coef: Weight; 0, as in DAPO, needs no reference model.
         placement: ``loss`` adds it to the loss, ``reward`` subtracts it from the reward before the group statistics.
-        estimator: ``k1``, ``k2``, ``k3`` or ``abs``; see ``kl_penalty``.
+        estimator: ``k1``, ``k2``, ``k3`` or ``abs``; see ``kl_penalty``. By default ``k3`` in the loss; in the reward
+            ``k1``, the only one that gives the gradient of the reverse KL there.
     """
 
     coef: float = 0.0
     placement: Literal["loss", "reward"] = "loss"
-    estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+    estimator: Literal["k1", "k2", "k3", "abs"] | None = None
 
     @property
     def in_reward(self) -> bool:
         """Whether the reward is changed."""
         return self.coef != 0.0 and self.placement == "reward"
 
-    def loss_arguments(self) -> dict[str, Any]:
-        """Return what the loss needs to add the penalty, with weight 0 if it goes elsewhere."""
-        return {"kl_coef": 0.0 if self.in_reward else self.coef, "kl_estimator": self.estimator}
+    def loss_arguments(self, loss: Component) -> dict[str, Any]:
+        """Return what ``loss`` needs to add the penalty; nothing if there is none or it goes into the reward.
+
+        Raises:
+            ValueError: If the loss has a coefficient of its own: only ``kl.coef`` loads a reference model.
+        """
+        if loss.get("kl_coef"):
+            raise ValueError(
+                f"loss.kl_coef={loss['kl_coef']} must be written as kl.coef, which loads the reference model"
+            )
+        if self.coef == 0.0 or self.in_reward:
+            return {}
+        return {"kl_coef": self.coef, "kl_estimator": self.estimator or "k3"}
+
+    def reward_arguments(self) -> dict[str, Any]:
+        """Return what ``ReferenceKLPenalty`` needs."""
+        return {"coef": self.coef, "estimator": self.estimator or "k1"}
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -26,6 +27,19 @@ def rank_and_world_size() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def start_process_group(device: torch.device, *, timeout_minutes: float) -> None:
+    """Join the other ranks: gloo for tensors on the CPU and Python objects, NCCL beside it for those on a GPU.
+
+    Args:
+        device: Where this rank's model lives.
+        timeout_minutes: How long a rank waits for the slowest one, which may be generating or writing a checkpoint.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+
+
 def all_reduce_counts(mask: Tensor) -> BatchCounts:
     """Count tokens, sequences and groups of a whole optimizer step, over all ranks.
 
@@ -43,9 +57,9 @@ def all_reduce_counts(mask: Tensor) -> BatchCounts:
     _, world_size = rank_and_world_size()
     if world_size == 1:
         return local
-    counts = [torch.as_tensor(value) for value in (local.num_tokens, local.num_sequences, local.num_groups)]
-    total = all_reduce_sum(dict(zip("tsg", counts, strict=True)))
-    return BatchCounts(total["t"], total["s"], total["g"], world_size=world_size)
+    names = ("num_tokens", "num_sequences", "num_groups")
+    total = all_reduce_sum({name: getattr(local, name) for name in names})
+    return BatchCounts(**total, world_size=world_size)
 
 
 def all_reduce_sum(values: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
@@ -95,16 +109,6 @@ def all_gather(item: Item) -> list[Item]:
     if world_size > 1:
         dist.all_gather_object(gathered, item)
     return gathered  # pyright: ignore[reportReturnType]
-
-
-def all_names(names: Iterable[str]) -> list[str]:
-    """Return the names that any rank has, in one order on all ranks.
-
-    Example:
-        >>> all_names({"b": 1, "a": 2})
-        ['a', 'b']
-    """
-    return sorted(set().union(*all_gather(set(names))))
 
 
 def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -13,8 +13,8 @@ TRACEBACK_VARIABLE = "DAPO_TRACEBACK"
 def run_recipe(recipe_main: Callable[[], object]) -> None:
     """Call a main function decorated with torchtune's ``config.parse``.
 
-    ``--dry-run`` is accepted beside ``key=value`` overrides, and a config file that is missing or malformed is reported
-    in one line.
+    ``--dry-run`` is accepted beside ``key=value`` overrides. Another flag, or a config file that is missing or
+    malformed, is reported in one line.
 
     Args:
         recipe_main: Takes no argument and reads ``sys.argv``.
@@ -23,7 +23,12 @@ def run_recipe(recipe_main: Callable[[], object]) -> None:
     from yaml import YAMLError
 
     sys.argv = ["dry_run=true" if argument == "--dry-run" else argument for argument in sys.argv]
-    with user_errors(FileNotFoundError, OmegaConfBaseException, YAMLError, ValueError):
+    flags = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+    unknown = [flag for flag in flags if flag.split("=")[0] not in ("--config", "--help")]
+    if unknown:
+        print(f"error: unknown flag {unknown[0]}; override config keys as key=value, without dashes", file=sys.stderr)
+        raise SystemExit(2)
+    with user_errors(FileNotFoundError, OmegaConfBaseException, YAMLError):
         recipe_main()
 
 

@@ -95,7 +95,7 @@ def estimate_memory(
     parts = {"parameters": shard, "gradients": shard, "AdamW state": 2 * shard}
     if world_size > 1:
         layers = [sum(p.numel() for p in layer.parameters()) for layer in _layers(model)]
-        unsharded = (2 * max(layers, default=0) + 2 * weight.numel()) * _BYTES[compute_dtype]
+        unsharded = (2 * max(layers, default=0) + 2 * weight.numel()) * _BYTES[dtype]
         parts["gathered layers"] = unsharded
     if reference_model:
         parts["reference policy"] = shard

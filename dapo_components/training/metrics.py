@@ -11,12 +11,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from dapo_components.training.distributed import all_names, all_reduce_maxima, all_reduce_sum
+from dapo_components.training.distributed import all_gather, all_reduce_maxima, all_reduce_sum
 
 
 @final
 class MetricSums:
-    """Collect the numbers of one optimizer step and reduce them over ranks in two collectives.
+    """Collect the numbers of one optimizer step and reduce them over ranks.
 
     Example:
         >>> metrics = MetricSums()
@@ -54,9 +54,12 @@ class MetricSums:
     def reduce(self) -> dict[str, float]:
         """Return all metrics over all ranks; a mean over nothing is left out."""
         # A rank without work for this step lacks names that others have; adding 0 (or -inf) changes nothing.
-        totals = all_reduce_sum({name: self._totals.get(name, 0.0) for name in all_names(self._totals)})
-        counts = all_reduce_sum({name: self._counts.get(name, 0) for name in all_names(self._counts)})
-        maxima = all_reduce_maxima({name: self._maxima.get(name, -math.inf) for name in all_names(self._maxima)})
+        collected = (self._totals, self._counts, self._maxima)
+        every_rank = zip(*all_gather(tuple(map(set, collected))), strict=True)
+        names = [sorted(set().union(*sets)) for sets in every_rank]
+        totals = all_reduce_sum({name: self._totals.get(name, 0.0) for name in names[0]})
+        counts = all_reduce_sum({name: self._counts.get(name, 0) for name in names[1]})
+        maxima = all_reduce_maxima({name: self._maxima.get(name, -math.inf) for name in names[2]})
         values = {name: total if name not in counts else total / counts[name] for name, total in totals.items()}
         empty = {name for name, count in counts.items() if count == 0}
         return {name: float(value) for name, value in {**values, **maxima}.items() if name not in empty}

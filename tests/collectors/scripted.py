@@ -118,12 +118,13 @@ def collector(
     **options: Any,
 ) -> DynamicSamplingCollector:
     """Build a collector over prompts whose groups come out as ``pattern`` says, in that order."""
+    options.setdefault("max_staleness", 1)
     world = {name: options[name] for name in ("rank", "world_size") if name in options}
     dataset: Any = PromptList(len(pattern))
     loader = PromptLoader(dataset, seed=0, shuffle=False, **world)
     chosen: Any = NonZeroStdFilter() if group_filter == "default" else group_filter
     source = rollouts(generator or PatternGenerator(pattern), reward)
-    return DynamicSamplingCollector(source, loader, chosen, **options)
+    return DynamicSamplingCollector(source, loader, chosen, **{"max_staleness": 1, **options})
 
 
 def prompt_ids(batch: Any) -> list[int]:

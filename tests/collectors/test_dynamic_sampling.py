@@ -190,6 +190,9 @@ def test_report_measures_all_responses_before_filtering():
             "sampling/waiting": 1.0,
             "sampling/filtered": 4.0,
             "sampling/stale": 0.0,
+            "sampling/kept_uninformative": 0.0,
+            "sampling/short_batch": 0.0,
+            "rewards/right/ok": 16.0,
             "sampling/accuracy": 6 / 16,  # four mixed groups and one easy one: 4 + 2 of 16 right
             "sampling/kept_share": 0.5,
         }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dapo_components.collectors import GenerationFailed, RolloutCollector, Rollouts, request_seed
+from dapo_components.collectors import GenerationFailed, RewardFailed, RolloutCollector, Rollouts, request_seed
 from dapo_components.data.prompts import Prompt
 from dapo_components.generation.base import Completion, SamplingParams
 from dapo_components.rewards import RewardSet
@@ -166,6 +166,9 @@ class TestRewards:
         assert batch["reward"].tolist() == [[1, 0.5, 1], [0.5, 0, 1.5]]
         assert batch["rewards", "style"].nan_to_num(-1).tolist() == [[-1, 2, -1], [2, -1, 2]]
 
+    def test_statuses_are_counted_over_all_responses(self, collected):
+        assert collected.statuses == {"right": {"ok": 6}}
+
 
 def test_records_say_what_the_batch_says(collected):
     batch, records = collected.batch, collected.records
@@ -204,6 +207,13 @@ class TestFailures:
 
         with pytest.raises(GenerationFailed, match="0 of 6 responses failed in the engine and 1 are missing"):
             rollouts(Loses(ANSWERS), group_size=3).collect(TWO, [0, 1])
+
+    def test_a_reward_that_fails_is_named(self):
+        def broken(completions: list[str], **columns: Any) -> list[float]:
+            return [1.0]
+
+        with pytest.raises(RewardFailed, match="reward 'broken' must return one score per completion"):
+            rollouts(ScriptedGenerator(ANSWERS), RewardSet({"broken": broken}), group_size=3).collect(TWO, [0, 1])
 
     def test_every_prompt_needs_a_group_id(self):
         with pytest.raises(ValueError, match="shorter"):

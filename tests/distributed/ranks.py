@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from dapo_components.losses import DAPOLoss
 from dapo_components.training.distributed import (
     all_gather,
-    all_names,
     all_reduce_counts,
     all_reduce_max,
     all_reduce_sum,
@@ -200,7 +199,6 @@ def work(rank: int, folder: Path) -> None:
         "counts": [float(counts.num_tokens), float(counts.num_sequences), float(counts.num_groups), counts.world_size],
         "reduced": [float(all_reduce_sum({"a": 10**rank, "b": 0.5})["a"]), all_reduce_max(5 - rank)],
         "gathered": all_gather({"rank": rank}),
-        "names": all_names({"both": 0, f"rank_{rank}": 1}),
         "log_probs": batch_log_probs(model, share, SETTINGS),
         "parameters": {name: tensor.clone() for name, tensor in full_parameters(model)},
         "is_sharded": all(hasattr(parameter, "full_tensor") for parameter in model.parameters()),

@@ -96,7 +96,6 @@ def test_plain_collectives(ranks):
     for rank in ranks:
         assert rank["reduced"] == [11.0, 5]
         assert rank["gathered"] == [{"rank": 0}, {"rank": 1}]
-        assert rank["names"] == ["both", "rank_0", "rank_1"]
 
 
 def test_metrics_with_different_names_on_each_rank(ranks):

@@ -355,11 +355,11 @@ def test_broken_weights_give_errors_and_leave_nothing_behind(build):
     assert finish(generator, requests) == expected
 
 
-def test_nan_in_one_response_does_not_spread_to_the_next_in_its_slot():
+@pytest.mark.parametrize("poison", [7, 0])
+def test_nan_in_one_response_does_not_spread_to_the_next_in_its_slot(poison):
     model = tiny_torchtune(tied=False)
     requests = make_requests(12, max_tokens=10, stop_token_ids=())
     expected = finish(CausalLMGenerator(tiny_torchtune(tied=False)), requests)
-    poison = 7
     with torch.no_grad():
         model.tok_embeddings.weight[poison] = torch.nan
     completions = finish(CausalLMGenerator(model, max_slots=2), requests)
@@ -375,6 +375,18 @@ def test_nan_in_one_response_does_not_spread_to_the_next_in_its_slot():
             assert completion.tokens == tokens
             assert all(math.isfinite(log_prob) for log_prob in completion.log_probs)
     assert 2 <= num_errors <= 10
+
+
+@pytest.mark.gpu
+@each_model
+def test_on_a_gpu(build):
+    model = build().cuda()
+    requests = make_requests(temperature=0.8)
+    completions = finish(CausalLMGenerator(model, max_slots=3), requests)
+    model.cpu()
+    for request in requests:
+        completion = completions[request.request_id]
+        assert completion.log_probs == pytest.approx(teacher_forced(model, request, completion.tokens), abs=1e-3)
 
 
 def test_an_interrupted_step_loses_no_request(monkeypatch):

@@ -36,6 +36,10 @@ def never_right(completions, **columns) -> list[float]:
     return [0.0] * len(completions)
 
 
+def raises(completions, **columns) -> list[float]:
+    return [1 / 0 for _ in completions]
+
+
 @cache
 def recipe_module() -> ModuleType:
     """The recipe, imported by its path: the name ``recipes`` may belong to torchtune's folder."""
@@ -91,6 +95,7 @@ def config_values(inputs: Path, output_dir: Path, **overrides: Any) -> dict[str,
             "_component_": "dapo_components.rewards.RewardSet",
             "rewards": {"one": "tests.recipes.recipe_runs:mentions_a_one"},
         },
+        "dynamic_sampling": {"max_staleness": 1},
         "generator": {"_component_": "dapo_components.generation.CausalLMGenerator", "max_slots": 32},
         "evaluation": {"dataset": {**dataset, "source": str(inputs / "test.jsonl")}, "num_samples": 4, "pass_at": [1]},
         "loss": {

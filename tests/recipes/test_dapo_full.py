@@ -99,7 +99,8 @@ def test_sampler_and_trainer_agree_on_every_step(learned):
 def test_every_metric_is_documented_and_finite(learned):
     documented = set(re.findall(r"`([\w/@]+)`", (ROOT / "docs" / "recipes" / "dapo.md").read_text()))
     for row in metrics(learned):
-        assert set(row) <= documented
+        assert {name for name in row if not re.fullmatch(r"rewards/\w+/\w+", name)} <= documented
+        assert row.get("rewards/one/ok", 32.0) % 4 == 0
         assert all(value is not None and math.isfinite(value) for value in row.values())
 
 
@@ -200,13 +201,34 @@ def test_without_dynamic_sampling_every_group_is_trained_on(inputs, tmp_path):
     assert row["sampling/filtered"] == 0
 
 
-@pytest.mark.parametrize("placement", ["loss", "reward"])
-def test_kl_to_the_reference_is_measured_and_zero_before_the_first_update(inputs, tmp_path, placement):
-    kl = {"coef": 0.1, "placement": placement, "estimator": "k3"}
-    run(config_values(inputs, tmp_path / "run", num_steps=3, kl=kl))
-    rows = metrics(tmp_path / "run")
+def test_kl_in_the_loss_is_zero_before_the_first_update_and_changes_the_run_after_it(inputs, tmp_path):
+    recipe = run(config_values(inputs, tmp_path / "kl", num_steps=3, kl={"coef": 0.1}))
+    assert recipe.loss.settings["kl_coef"] == 0.1
+    assert recipe.loss.settings["kl_estimator"] == "k3"
+    rows = metrics(tmp_path / "kl")
     assert rows[0]["kl_loss"] == pytest.approx(0.0, abs=1e-6)
     assert rows[2]["kl_loss"] > 1e-5
+    run(config_values(inputs, tmp_path / "plain", num_steps=3))
+    assert equal_weights(weights(tmp_path / "kl", 3), weights(tmp_path / "plain", 3)) is False
+
+
+def test_kl_in_the_reward_is_subtracted_from_it_and_not_added_to_the_loss(inputs, tmp_path):
+    recipe = make(config_values(inputs, tmp_path / "run", kl={"coef": 0.5, "placement": "reward"}))
+    recipe.setup()
+    batch = recipe.snapshot_log_probs(recipe.collect())
+    assert (batch["old_log_prob"] - batch["ref_log_prob"]).abs().max() < 1e-5
+    batch["ref_log_prob"] = batch["old_log_prob"] - 0.1  # k1 is 0.1 nats a token
+    before = batch["reward"].clone()
+    shaped = recipe.shape_reward(batch)["reward"]
+    torch.testing.assert_close(shaped, before - 0.5 * 0.1 * batch["response_length"])
+    assert recipe.loss.settings["kl_coef"] == 0.0
+
+
+def test_a_kl_coefficient_of_the_loss_itself_is_refused(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run")
+    values["loss"] = {**values["loss"], "kl_coef": 0.04}
+    with pytest.raises(ValueError, match=r"loss.kl_coef=0.04 must be written as kl.coef"):
+        make(values).setup()
 
 
 def test_overlong_filter_takes_truncated_responses_out_of_the_loss(inputs, tmp_path):
@@ -217,9 +239,61 @@ def test_overlong_filter_takes_truncated_responses_out_of_the_loss(inputs, tmp_p
     run(plain)
     run({**plain, "output_dir": str(tmp_path / "filtered"), "overlong_filter": True})
     before, after = metrics(tmp_path / "plain")[0], metrics(tmp_path / "filtered")[0]
-    assert before["completions/clipped_ratio"] == after["completions/clipped_ratio"] > 0.5
-    assert before["policy_loss"] != after["policy_loss"]
+    assert 1 > before["completions/clipped_ratio"] == after["completions/clipped_ratio"] > 0.5
     assert before["reward"] == after["reward"]
+
+
+def test_overlong_filter_leaves_the_tokens_of_truncated_responses_out(inputs, tmp_path):
+    values = config_values(
+        inputs, tmp_path / "run", prompts_per_step=8, group_size=8, max_response_length=16, overlong_filter=True
+    )
+    recipe = make(values)
+    recipe.setup()
+    batch = recipe.overlong_filter(recipe.collect())
+    assert 0 < batch["truncated"].sum() < batch["truncated"].numel()
+    torch.testing.assert_close(batch["loss_mask"].sum(-1), batch["response_length"] * ~batch["truncated"])
+
+
+def test_broken_weights_stop_the_run_without_replacing_the_last_good_checkpoint(inputs, tmp_path):
+    recipe = make(config_values(inputs, tmp_path / "run", num_steps=4, save_every=1, keep_checkpoints=1))
+    recipe.setup()
+    log_step = recipe.log_step
+
+    def break_weights(*arguments):
+        log_step(*arguments)
+        if recipe.step == 2:
+            next(recipe.model.parameters()).data.fill_(float("nan"))
+
+    recipe.log_step = break_weights
+    recipe.cfg.save_every = 10**6
+    recipe.save_checkpoint()
+    with pytest.raises(RunStopped, match="responses failed in the engine"):
+        recipe.train()
+    recipe.cleanup()
+    assert summary(tmp_path / "run")["stop_reason"] == "generation failed"
+    assert [path.name for path in recipe.checkpoints.list()] == ["step_000000"]
+
+
+def test_a_reward_that_raises_stops_the_run_with_a_checkpoint(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run")
+    values["reward"] = {**values["reward"], "rewards": {"broken": "tests.recipes.recipe_runs:raises"}}
+    values["evaluation"] = None
+    with pytest.raises(RunStopped, match=r"reward 'broken' raised ZeroDivisionError"):
+        run(values)
+    assert summary(tmp_path / "run")["stop_reason"] == "reward failed"
+    assert summary(tmp_path / "run")["accuracy_after"] is None
+    assert (tmp_path / "run" / "checkpoints" / "step_000000").exists()
+
+
+def test_a_rank_without_held_out_prompts_takes_part_in_the_evaluation(inputs, tmp_path):
+    recipe = make(config_values(inputs, tmp_path / "run"))
+    recipe.setup()
+    whole, recipe.held_out = recipe.held_out, []
+    with pytest.raises(ValueError, match=r"shape \(0, 4\)"):  # alone it has nothing to measure, but it got there
+        recipe.evaluate()
+    recipe.held_out = whole
+    recipe.evaluate()
+    assert 0 <= recipe.evaluations[0]["mean@4"] <= 1
 
 
 def test_dry_run_describes_and_loads_nothing(inputs, tmp_path):

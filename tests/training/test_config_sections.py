@@ -30,13 +30,30 @@ def test_waiting_groups_need_a_corrected_loss(correction):
 
 
 @pytest.mark.parametrize(
-    ("coef", "placement", "in_reward", "kl_coef"),
-    [(0.0, "loss", False, 0.0), (0.1, "loss", False, 0.1), (0.1, "reward", True, 0.0), (0.0, "reward", False, 0.0)],
+    ("coef", "placement", "in_reward", "in_loss"),
+    [
+        (0.0, "loss", False, False),
+        (0.1, "loss", False, True),
+        (0.1, "reward", True, False),
+        (0.0, "reward", False, False),
+    ],
 )
-def test_the_kl_goes_to_one_place(coef, placement, in_reward, kl_coef):
+def test_the_kl_goes_to_one_place(coef, placement, in_reward, in_loss):
     section = KLConfig(coef=coef, placement=placement, estimator="k2")
     assert section.in_reward is in_reward
-    assert section.loss_arguments() == {"kl_coef": kl_coef, "kl_estimator": "k2"}
+    assert section.loss_arguments({}) == ({"kl_coef": coef, "kl_estimator": "k2"} if in_loss else {})
+
+
+def test_each_place_has_the_estimator_whose_gradient_is_right_there():
+    assert KLConfig(coef=0.1).loss_arguments({"kl_coef": 0.0}) == {"kl_coef": 0.1, "kl_estimator": "k3"}
+    assert KLConfig(coef=0.1, placement="reward").reward_arguments() == {"coef": 0.1, "estimator": "k1"}
+    chosen = KLConfig(coef=0.1, placement="reward", estimator="abs")
+    assert chosen.reward_arguments() == {"coef": 0.1, "estimator": "abs"}
+
+
+def test_a_coefficient_that_would_load_no_reference_is_refused():
+    with pytest.raises(ValueError, match=r"loss\.kl_coef=0\.2 must be written as kl\.coef"):
+        KLConfig().loss_arguments({"kl_coef": 0.2})
 
 
 def test_sections_are_checked_like_any_config():

@@ -9,7 +9,6 @@ from torchtune.training import set_activation_checkpointing
 from dapo_components.functional.reductions import BatchCounts
 from dapo_components.training.distributed import (
     all_gather,
-    all_names,
     all_reduce_counts,
     all_reduce_max,
     all_reduce_maxima,
@@ -46,7 +45,6 @@ def test_sums_are_exact_beyond_float32():
 def test_gathering_keeps_the_item():
     item = {"x": [1, 2]}
     assert all_gather(item) == [item]
-    assert all_names({"b": 0, "a": 1}) == ["a", "b"]
 
 
 def test_full_parameters_are_the_models_own_without_a_graph():

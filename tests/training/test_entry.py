@@ -52,7 +52,26 @@ class TestRunRecipe:
         run_recipe(lambda: seen.extend(sys.argv))
         assert seen == ["recipe.py", "--config", "a.yaml", "dry_run=true", "seed=3"]
 
-    def test_a_config_that_is_malformed_or_missing_is_one_line(self, capsys, tmp_path):
+    @pytest.mark.parametrize("flag", ["--seed=3", "--resume"])
+    def test_an_unknown_flag_is_one_line(self, monkeypatch, capsys, flag):
+        monkeypatch.setattr(sys, "argv", ["recipe.py", "--config", "a.yaml", flag])
+        with pytest.raises(SystemExit) as stopped:
+            run_recipe(lambda: pytest.fail("the recipe ran"))
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err == (
+            f"error: unknown flag {flag}; override config keys as key=value, without dashes\n"
+        )
+
+    def test_an_error_of_the_recipe_itself_keeps_its_stack_trace(self, monkeypatch):
+        def fails() -> None:
+            raise ValueError("a bug")
+
+        monkeypatch.setattr(sys, "argv", ["recipe.py"])
+        with pytest.raises(ValueError, match="a bug"):
+            run_recipe(fails)
+
+    def test_a_config_that_is_malformed_or_missing_is_one_line(self, monkeypatch, capsys, tmp_path):
+        monkeypatch.setattr(sys, "argv", ["recipe.py"])
         (tmp_path / "broken.yaml").write_text("seed: [1, 2\n")
         (tmp_path / "circle.yaml").write_text("a: ${b}\nb: ${a}\n")
 
