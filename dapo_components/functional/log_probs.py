@@ -85,7 +85,8 @@ def token_log_probs(
     rows, row_tokens = logits.reshape(-1, logits.shape[-1]), tokens.reshape(-1)
     _check_tokens(row_tokens, selected, logits.shape[-1])
     log_prob, entropy = LogitsLogProbs.apply(rows, row_tokens, selected, temperature, chunk_size, with_entropy)
-    return (log_prob.view(tokens.shape), entropy.view(tokens.shape)) if with_entropy else log_prob.view(tokens.shape)
+    log_prob = _spread(log_prob, None, tokens.shape)
+    return (log_prob, _spread(entropy, None, tokens.shape)) if with_entropy else log_prob
 
 
 def token_entropy(
@@ -210,7 +211,8 @@ def _selected_rows(tokens: Tensor, mask: Tensor | None) -> Tensor | None:
 def _spread(values: Tensor, selected: Tensor | None, shape: torch.Size) -> Tensor:
     if selected is not None:
         values = values.new_zeros(shape.numel()).index_copy(0, selected, values)
-    return values.view(shape)
+    # No view: FSDP2 cannot hook one that leaves a module.
+    return values if values.shape == shape else values.view(shape).clone()
 
 
 def _check_options(temperature: float, chunk_size: int | None) -> None:

@@ -7,6 +7,9 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dapo_components.functional import aggregate, linear_log_probs, token_entropy, token_log_probs
@@ -77,8 +80,12 @@ def test_any_leading_dimensions(generator):
     hidden = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=generator)
     tokens = torch.randint(11, (2, 3, 4), generator=generator)
     expected, entropy = plain(hidden @ weight.T, tokens)
-    torch.testing.assert_close(token_log_probs(hidden @ weight.T, tokens, with_entropy=True), (expected, entropy))
-    torch.testing.assert_close(linear_log_probs(hidden, weight, tokens), expected)
+    from_logits = token_log_probs(hidden @ weight.T, tokens, with_entropy=True)
+    torch.testing.assert_close(from_logits, (expected, entropy))
+    from_hidden = linear_log_probs(hidden, weight, tokens)
+    torch.testing.assert_close(from_hidden, expected)
+    # FSDP2 warns of a view that leaves a module.
+    assert not any(x._is_view() for x in (*from_logits, from_hidden))
     assert linear_log_probs(hidden[:0], weight, tokens[:0]).shape == (0, 3, 4)
     assert token_log_probs((hidden @ weight.T)[:0], tokens[:0]).shape == (0, 3, 4)
 
@@ -132,6 +139,36 @@ def test_a_tied_weight_gets_the_gradients_of_both_its_uses(generator, small_tile
 
     expected = run(lambda h, w: plain(h @ w.T, tokens)[0])
     torch.testing.assert_close(run(lambda h, w: linear_log_probs(h, w, tokens)), expected)
+
+
+class Head(nn.Module):
+    """A vocabulary head that scores tokens inside its forward, where FSDP2 has its weight unsharded."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach().clone())
+
+    def forward(self, hidden, tokens):
+        return linear_log_probs(hidden, self.weight, tokens)
+
+
+@pytest.fixture
+def one_process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process_group")
+def test_an_unsharded_weight_of_fsdp2_gets_its_gradient_and_a_sharded_one_is_refused(generator):
+    hidden, weight, _, tokens = problem(generator)
+    head = Head(weight)
+    fully_shard(head, mesh=dist.init_device_mesh("cpu", (1,)), reshard_after_forward=True)
+    head(hidden, tokens).square().sum().backward()
+    expected = torch.autograd.grad(plain(hidden @ weight.T, tokens)[0].square().sum(), (hidden, weight))
+    torch.testing.assert_close((grad_of(hidden), grad_of(head.weight).full_tensor()), expected)  # pyright: ignore
+    with pytest.raises(TypeError, match="weight must be a plain tensor, got a sharded DTensor; unshard it first"):
+        linear_log_probs(hidden, head.weight, tokens)
 
 
 def test_gradients_accumulate_over_micro_batches(generator):
