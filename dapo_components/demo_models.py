@@ -80,4 +80,6 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     plain = LlamaForCausalLM(config)
     plain.load_state_dict(model.state_dict())
     plain.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.model_max_length = config.max_position_embeddings
+    tokenizer.save_pretrained(folder)

@@ -314,7 +314,7 @@ class DAPORecipe:
         """One optimizer step; micro-batches and ranks add up to the loss of the whole minibatch."""
         counts = all_reduce_counts(minibatch["loss_mask"])
         minibatch["group_num_tokens"] = group_num_tokens(minibatch["loss_mask"])
-        rows = minibatch.flatten(0, 1)
+        rows: Any = minibatch.flatten(0, 1)
         metrics = MetricSums()
         self.optimizer.zero_grad(set_to_none=True)
         for packed in micro_batches(minibatch, self.forward, device=self.device):
@@ -324,7 +324,7 @@ class DAPORecipe:
             if packed is None:  # other ranks still have work: take part in their collectives
                 (0.0 * log_prob.sum()).backward()
                 continue
-            part = rows[packed.responses.cpu()].to(self.device)
+            part: TensorDict = rows[packed.responses.cpu()].to(self.device)
             width = part["loss_mask"].shape[-1]
             part["log_prob"], part["entropy"] = packed.scatter(log_prob, width), packed.scatter(entropy, width)
             if "old_log_prob" not in part.keys():
@@ -341,7 +341,7 @@ class DAPORecipe:
         grad_norm, is_finite = self.gradients.clip(self.model.parameters(), self.cfg.max_grad_norm)
         if is_finite:
             self.optimizer.step()
-        reduced |= {"lr": self.schedule.get_last_lr()[0], "grad_norm": grad_norm}
+        reduced |= {"lr": float(self.schedule.get_last_lr()[0]), "grad_norm": grad_norm}
         self.schedule.step()
         self.num_updates += 1
         return reduced
@@ -428,7 +428,8 @@ def recipe_main(cfg: DictConfig) -> None:
     """Read the config, then set up, train and clean up."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     with user_errors(ValueError, FileNotFoundError, ImportError):
-        settings = parse_config(OmegaConf.to_container(cfg, resolve=True), DAPOConfig)
+        values: Any = OmegaConf.to_container(cfg, resolve=True)
+        settings = parse_config(values, DAPOConfig)
         recipe = DAPORecipe(settings, rank=int(os.environ.get("RANK", 0)), world_size=world_size)
         if settings.dry_run:
             if recipe.rank == 0:

@@ -44,6 +44,9 @@ def collect_on_all_ranks(collector: DynamicSamplingCollector) -> TensorDict:
 
     Raises:
         CollectionFailed: On every rank if any fails. What the others had accepted waits for the next call.
+
+    Example:
+        >>> batch = collect_on_all_ranks(collector)  # doctest: +SKIP
     """
     batch, failure = None, ("", "")
     try:

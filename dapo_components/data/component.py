@@ -19,12 +19,23 @@ class Component(TensorDictModuleBase):
     Args:
         in_keys: Keys that :meth:`read` returns, in order.
         out_keys: Keys that :meth:`write` fills, in order.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> class Doubled(Component):
+        ...     def forward(self, tensordict):
+        ...         (reward,) = self.read(tensordict)
+        ...         return self.write(tensordict, 2 * reward)
+        >>> batch = TensorDict({"reward": torch.ones(2)}, batch_size=[2])
+        >>> Doubled(["reward"], ["advantage"])(batch)["advantage"]
+        tensor([2., 2.])
     """
 
     def __init__(self, in_keys: Sequence[Key], out_keys: Sequence[Key]) -> None:
         super().__init__()
-        self.in_keys = [as_key(key) for key in in_keys]
-        self.out_keys = [as_key(key) for key in out_keys]
+        self.in_keys = [as_key(key) for key in in_keys]  # pyright: ignore[reportAttributeAccessIssue]
+        self.out_keys = [as_key(key) for key in out_keys]  # pyright: ignore[reportAttributeAccessIssue]
 
     def read(self, tensordict: TensorDictBase) -> tuple[Tensor, ...]:
         """Return the tensors at ``in_keys``.
@@ -32,7 +43,8 @@ class Component(TensorDictModuleBase):
         Raises:
             KeyError: If one is missing; the message names it, its writer and the keys that are there.
         """
-        return tuple(read_key(tensordict, key, reader=type(self).__name__) for key in self.in_keys)
+        reader = str(type(self).__name__)
+        return tuple(read_key(tensordict, as_key(key), reader=reader) for key in self.in_keys)  # pyright: ignore[reportArgumentType]
 
     def write(self, tensordict: TensorDictBase, *values: Tensor) -> TensorDictBase:
         """Store ``values`` at ``out_keys`` and return ``tensordict``."""
@@ -46,6 +58,12 @@ def read_key(tensordict: TensorDictBase, key: Key, *, reader: str) -> Tensor:
 
     Raises:
         KeyError: If the key is missing.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> read_key(TensorDict({"reward": torch.ones(2)}, batch_size=[2]), "reward", reader="my block")
+        tensor([1., 1.])
     """
     value = tensordict.get(key, default=None)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if value is None:

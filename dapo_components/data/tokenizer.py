@@ -58,6 +58,10 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerFast, extra: Sequence[int | str
 
     Raises:
         ValueError: If one is not in the vocabulary, or if nothing ends a response.
+
+    Example:
+        >>> stop_token_ids(load_tokenizer("models/Qwen2.5-0.5B"), ["<|im_end|>"])  # doctest: +SKIP
+        (151643, 151645)
     """
     eos = eos_id(tokenizer)
     ids = [] if eos is None else [eos]

@@ -298,7 +298,7 @@ class CausalLMGenerator:
 
     def _extend(self, rows: Sequence[Row], logits: Tensor) -> list[Completion]:
         """Add one token to each row and return the rows that are complete with it."""
-        tokens, log_probs = sample_tokens(logits, [row.uniform for row in rows], [row.request.sampling for row in rows])
+        tokens, log_probs = sample_tokens(logits, [row.uniform for row in rows], [row.sampling for row in rows])
         finished: list[Completion] = []
         for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
             reason = row.append(token, log_prob, self.version)

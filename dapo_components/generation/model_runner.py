@@ -104,7 +104,15 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Switch off training behaviour module by module, so that a part kept in evaluation mode stays in it."""
-    training = [module for module in model.modules() if module.training]
+    training: list[nn.Module] = []
+    pending: list[nn.Module | None] = [model]
+    # model.modules() takes longer than a layer of a tiny model, and this runs for each token.
+    while pending:
+        module = pending.pop()
+        if module is not None:
+            pending.extend(module._modules.values())
+            if module.training:
+                training.append(module)
     for module in training:
         module.training = False
     try:

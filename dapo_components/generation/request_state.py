@@ -30,8 +30,12 @@ class Row:
     done: bool = False
 
     def __post_init__(self) -> None:
+        self.sampling = self.request.sampling
+        self.response_length = len(self.request.prefix_tokens)
+        """Response tokens so far, prefix included."""
+        self._prompt_length = len(self.request.prompt_tokens)
         self._uniforms = UniformStream(self.request.seed)
-        self._stop = frozenset(self.request.sampling.stop_token_ids)
+        self._stop = frozenset(self.sampling.stop_token_ids)
         self.requeue()
 
     def requeue(self) -> None:
@@ -39,19 +43,14 @@ class Row:
         self.context = (*self.request.prompt_tokens, *self.request.prefix_tokens, *self.tokens)
 
     @property
-    def response_length(self) -> int:
-        """Response tokens so far, prefix included."""
-        return len(self.request.prefix_tokens) + len(self.tokens)
-
-    @property
     def position(self) -> int:
         """Position of the last token, the one whose keys and values are not computed yet."""
-        return len(self.request.prompt_tokens) + self.response_length - 1
+        return self._prompt_length + self.response_length - 1
 
     @property
     def room(self) -> int:
         """Cached positions worth reserving now."""
-        return self.position + 1 + min(_ROOM, self.request.sampling.max_tokens - self.response_length)
+        return self.position + 1 + min(_ROOM, self.sampling.max_tokens - self.response_length)
 
     @property
     def uniform(self) -> float:
@@ -70,8 +69,9 @@ class Row:
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
+        self.response_length += 1
         stopped = token in self._stop
-        self.done = stopped or self.response_length >= self.request.sampling.max_tokens
+        self.done = stopped or self.response_length >= self.sampling.max_tokens
         return ("stop" if stopped else "length") if self.done else None
 
     def completion(self, reason: FinishReason) -> Completion:

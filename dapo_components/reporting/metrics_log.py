@@ -64,5 +64,8 @@ def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
 
     Raises:
         ValueError: If the file does not exist or a line is malformed.
+
+    Example:
+        >>> rewards = [row["reward"] for row in read_metrics("runs/demo/metrics.jsonl")]  # doctest: +SKIP
     """
     return read_rows(path)

@@ -44,6 +44,13 @@ class RolloutLog:
 
     Raises:
         ValueError: If ``max_per_step`` is below 1.
+
+    Example:
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/rollouts.jsonl"
+        >>> RolloutLog(path).write([dict.fromkeys(ROLLOUT_FIELDS, 0)], step=1)
+        >>> [row["step"] for row in read_rollouts(path)]
+        [1]
     """
 
     def __init__(self, path: str | Path, *, max_per_step: int | None = None, resume_step: int | None = None) -> None:
@@ -85,5 +92,8 @@ def read_rollouts(path: str | Path) -> Iterator[dict[str, Any]]:
 
     Raises:
         ValueError: If the file does not exist or a line is malformed.
+
+    Example:
+        >>> right = [row for row in read_rollouts("runs/demo/rollouts_rank0.jsonl")]  # doctest: +SKIP
     """
     return read_rows(path)

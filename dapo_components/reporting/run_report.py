@@ -41,6 +41,14 @@ class RunReport:
         log_rollouts: Whether to write responses.
         max_logged_rollouts: Most responses written per step and rank; None writes all.
         metric_logger: Receives the same metrics; None for none.
+
+    Example:
+        >>> import tempfile
+        >>> report = RunReport(tempfile.mkdtemp(), step=0, num_steps=1, num_updates=0)
+        >>> rollout = {"reward": 0.5, "completions/mean_length": 12.0, "tokens_per_second": 100.0}
+        >>> report.step_done([{"policy_loss": 0.1}], rollout, num_updates=1)
+        >>> sorted(path.name for path in report.folder.iterdir())
+        ['metrics.jsonl']
     """
 
     def __init__(

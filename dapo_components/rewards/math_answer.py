@@ -165,6 +165,10 @@ def check_answer(
 
     Raises:
         ValueError: If ``timeout_s`` is not positive.
+
+    Example:
+        >>> check_answer("1/2", "0.5").correct, check_answer(None, "0.5").status
+        (True, 'no_answer')
     """
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be > 0, got {timeout_s}")

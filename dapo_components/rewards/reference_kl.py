@@ -66,7 +66,7 @@ class ReferenceKLPenalty(Component):
         super().__init__([log_prob_key, ref_log_prob_key, mask_key, reward_key], [reward_key])
         self.coef, self.estimator = coef, estimator
 
-    @dispatch
+    @dispatch()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the batch with a changed reward."""
         log_prob, ref_log_prob, mask, reward = self.read(tensordict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 from tensordict import TensorDictBase
@@ -41,6 +42,18 @@ class ForwardSettings:
     def __post_init__(self) -> None:
         if self.compute_dtype not in ("fp32", "bf16"):
             raise ValueError(f"compute_dtype must be 'fp32' or 'bf16', got {self.compute_dtype!r}")
+
+
+@overload
+def packed_log_probs(
+    model: nn.Module, packed: PackedTokens, settings: ForwardSettings, *, with_entropy: Literal[True]
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def packed_log_probs(
+    model: nn.Module, packed: PackedTokens, settings: ForwardSettings, *, with_entropy: Literal[False] = False
+) -> tuple[Tensor, None]: ...
 
 
 def packed_log_probs(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from torch import Tensor
 
 from dapo_components.collectors import DynamicSamplingCollector, RolloutCollector
 from dapo_components.data.loader import PromptLoader
@@ -131,5 +129,5 @@ def prompt_ids(batch: Any) -> list[int]:
     return batch["prompt_id"][:, 0].tolist()
 
 
-def named_tensors(batch: Any) -> Iterable[tuple[Any, Tensor]]:
-    return batch.items(include_nested=True, leaves_only=True)
+def waiting_prompts(source: DynamicSamplingCollector) -> list[int]:
+    return [int(batch["prompt_id"][0, 0]) for _, batch in source.state_dict()["waiting"]]

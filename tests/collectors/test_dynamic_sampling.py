@@ -14,15 +14,18 @@ from dapo_components.collectors import DynamicSamplingCollector, DynamicSampling
 from dapo_components.filters import NonZeroStdFilter
 from dapo_components.rewards import RewardSet
 from dapo_components.training.metrics import MetricSums
-from tests.collectors.scripted import SeededGenerator, collector, first_token_is_one, length_bonus, prompt_ids
+from tests.collectors.scripted import (
+    SeededGenerator,
+    collector,
+    first_token_is_one,
+    length_bonus,
+    prompt_ids,
+    waiting_prompts,
+)
 
 
 def counts(source: DynamicSamplingCollector, *names: str) -> tuple[int, ...]:
     return tuple(source.counts[name] for name in names)
-
-
-def waiting(source: DynamicSamplingCollector) -> list[int]:
-    return [int(batch["prompt_id"][0, 0]) for _, batch in source.state_dict()["waiting"]]
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -39,7 +42,7 @@ class TestRefill:
         # so 1 missing makes 2; both kept, one is surplus.
         assert prompt_ids(source.collect()) == [1, 3, 6]
         assert counts(source, "gen_batches", "launched", "filtered", "used", "waiting") == (3, 8, 4, 3, 1)
-        assert waiting(source) == [7]
+        assert waiting_prompts(source) == [7]
         assert counts(source, "filtered/accuracy all 0", "filtered/accuracy all 1") == (3, 1)
 
     def test_surplus_waits_and_is_used_next_in_dispatch_order(self):
@@ -52,7 +55,7 @@ class TestRefill:
         # Acceptance 11/12: 3 missing make 3.3, that is 4, one of them from the next epoch.
         assert prompt_ids(source.collect()) == [8, 9, 10, 11]
         assert counts(source, "launched", "carried_in", "waiting") == (4, 1, 1)
-        assert waiting(source) == [0]
+        assert waiting_prompts(source) == [0]
 
     def test_a_full_waiting_line_needs_no_generation(self):
         source = collector("I" * 8, prompts_per_step=2, oversampling=2.0)
@@ -101,7 +104,7 @@ class TestStaleness:
     def test_groups_that_waited_too_long_are_dropped_and_counted(self, max_staleness, second, third, stale):
         source = collector("I" * 12, prompts_per_step=1, oversampling=4.0, max_staleness=max_staleness)
         assert prompt_ids(source.collect()) == [0]
-        assert waiting(source) == [1, 2, 3]
+        assert waiting_prompts(source) == [1, 2, 3]
         found = []
         for expected in (second, third):
             assert prompt_ids(source.collect()) == expected
@@ -132,7 +135,7 @@ class TestExhaustion:
         source = self.source("raise")
         with pytest.raises(DynamicSamplingExhausted):
             source.collect()
-        assert waiting(source) == [2]
+        assert waiting_prompts(source) == [2]
         # Acceptance (1/2 + 1/4) / 2 = 3/8: 1 missing makes 2.7, that is 3.
         assert prompt_ids(source.collect()) == [2, 6]
         assert counts(source, "launched", "carried_in", "used", "waiting") == (3, 1, 2, 2)

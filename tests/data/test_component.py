@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -6,7 +8,7 @@ from dapo_components.data.component import Component, read_key
 
 
 class Doubled(Component):
-    def __init__(self, *, in_key="reward", out_key="advantage"):
+    def __init__(self, *, in_key: Any = "reward", out_key: Any = "advantage"):
         super().__init__([in_key], [out_key])
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from dapo_components.collectors import CollectionFailed, collect_on_all_ranks
+from dapo_components.data.loader import PromptLoader
 from dapo_components.losses import DAPOLoss
+from dapo_components.training.checkpoint import CheckpointError, CheckpointStore, save_on_all_ranks
 from dapo_components.training.distributed import (
     all_gather,
     all_reduce_counts,
@@ -37,6 +41,7 @@ from dapo_components.training.torchtune_state import (
     load_optimizer_state,
     optimizer_state,
 )
+from tests.collectors.scripted import collector, prompt_ids
 from tests.helpers import tiny_torchtune
 from tests.helpers_training import ragged_batch
 
@@ -181,6 +186,46 @@ def interrupted(rank: int) -> list[bool]:
         return [before, guard.requested()]
 
 
+def collected(rank: int) -> dict[str, Any]:
+    """Rank 1 finds no informative group at first, then some; rank 0 always does."""
+    options = {"prompts_per_step": 1, "oversampling": 1.0, "max_oversampling": 1.0, "max_gen_batches": 1}
+    source = collector("IIIIIIII" if rank == 0 else "IHHHIIII", **options)
+    # A rank takes every other prompt: rank 1 draws H, H and I of the three rounds below.
+    loader: Any = source.loader.dataset
+    source.loader = PromptLoader(loader, seed=0, shuffle=False, rank=rank, world_size=2)
+    found: dict[str, Any] = {"failures": [], "reasons": []}
+    for _ in range(3):
+        try:
+            found["batch"] = prompt_ids(collect_on_all_ranks(source))
+        except CollectionFailed as error:
+            found["failures"].append(str(error))
+            found["reasons"].append((error.reason, error.weights_are_suspect))
+    return found
+
+
+def saved_together(rank: int, folder: Path) -> list[str]:
+    """Rank 0 writes one checkpoint and fails at the next."""
+    store = CheckpointStore(folder / "checkpoints")
+    messages = []
+
+    def write(path: Path) -> None:
+        if rank != 0:
+            raise AssertionError("only rank 0 writes")
+        if path.name.startswith(".step_000002"):
+            raise OSError("disk full")
+        time.sleep(0.2)
+        (path / "state.txt").write_text("whole")
+
+    for step in (1, 2):
+        try:
+            save_on_all_ranks(store, step, write)
+        except CheckpointError as error:
+            messages.append(str(error))
+        # No rank goes on before the checkpoint is whole.
+        messages += [path.name for path in store.list()]
+    return messages
+
+
 def work(rank: int, folder: Path) -> None:
     """Run everything on one rank and leave the results in ``folder``."""
     torch.set_num_threads(1)
@@ -206,6 +251,8 @@ def work(rank: int, folder: Path) -> None:
         "two_steps": two_steps(share, folder),
         "metrics": metric_sums(rank),
         "interrupted": interrupted(rank),
+        "collected": collected(rank),
+        "saved_together": saved_together(rank, folder),
     }
     torch.save(results, folder / f"rank_{rank}.pt")
     dist.barrier()

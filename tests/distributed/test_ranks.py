@@ -117,6 +117,24 @@ def test_ranks_agree_to_stop(ranks):
     assert [rank["interrupted"] for rank in ranks] == [[False, True]] * 2
 
 
+def test_no_rank_goes_on_when_one_found_no_informative_group(ranks):
+    for rank in ranks:
+        found = rank["collected"]
+        assert len(found["failures"]) == 2
+        assert all(text.startswith("rank 1: 0 of 1 groups after 1 generation batches") for text in found["failures"])
+        assert found["reasons"] == [("exhausted", False)] * 2
+    # Rank 0's first batch was put back twice and not drawn anew.
+    assert [rank["collected"]["batch"] for rank in ranks] == [[0], [5]]
+
+
+def test_a_checkpoint_is_whole_or_refused_on_every_rank(ranks):
+    for rank in ranks:
+        first, failure, kept = rank["saved_together"]
+        assert (first, kept) == ("step_000001", "step_000001")
+        assert "checkpoint of step 2 could not be written" in failure
+        assert "OSError: disk full" in failure
+
+
 def test_weights_and_optimizer_state_survive_a_round_trip(ranks):
     model = tiny_torchtune(seed=4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

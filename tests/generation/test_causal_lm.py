@@ -273,11 +273,12 @@ def test_abort_of_running_waiting_and_unknown_requests():
     assert generator.abort([100]) == []
 
 
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[1:2]], ids=["distinct", "shared"])
 @each_model
-def test_weight_update_in_flight_continues_under_the_new_weights(build):
+def test_weight_update_in_flight_continues_under_the_new_weights(build, prompts):
     model, new = build(1), build(2)
     old = build(1)
-    requests = make_requests(4, max_tokens=8, stop_token_ids=())
+    requests = make_requests(4, prompts=prompts, max_tokens=8, stop_token_ids=())
     generator = CausalLMGenerator(model, max_slots=2, version=5)
     generator.submit(requests)
     generator.step()

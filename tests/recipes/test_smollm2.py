@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,8 @@ def trained(model_dir, tmp_path_factory):
     }
     values = OmegaConf.merge(OmegaConf.load(ROOT / "recipes" / "configs" / "smollm2_135m_cpu.yaml"), overrides)
     values.reward.rewards.pop("math")
-    recipe = run(OmegaConf.to_container(values, resolve=True))
+    plain: Any = OmegaConf.to_container(values, resolve=True)
+    recipe = run(plain)
     return folder / "run", recipe
 
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from dapo_components.training import checkpoint
-from dapo_components.training.checkpoint import CheckpointError, CheckpointStore
+from dapo_components.training.checkpoint import CheckpointError, CheckpointStore, save_on_all_ranks
 
 
 def writes(text: str) -> Callable[[Path], object]:
@@ -162,8 +162,12 @@ class TestFailedWrite:
 
 
 CHILD = """
-import importlib.util, os, shutil, signal, sys
+import importlib.util, os, shutil, signal, sys, types
 from pathlib import Path
+
+# Importing torch dozens of times would take minutes, and CheckpointStore does not use it.
+sys.modules["dapo_components.training.distributed"] = stub = types.ModuleType("distributed")
+stub.all_gather = stub.rank_and_world_size = None
 
 source, root, fatal = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 spec = importlib.util.spec_from_file_location("checkpoint", source)
@@ -218,6 +222,21 @@ def test_killed_at_any_point_the_latest_checkpoint_is_whole(tmp_path, monkeypatc
     assert outcomes == sorted(outcomes, reverse=True)
     assert outcomes.count("old") >= 4
     assert outcomes.count("new") >= 3
+
+
+class TestSaveOnAllRanks:
+    """In one process; several ranks are in tests/distributed/test_ranks.py."""
+
+    def test_it_saves(self, store):
+        save_on_all_ranks(store, 3, writes("c"))
+        assert content(store.latest()) == "c"
+
+    def test_a_failed_write_raises_as_it_does_alone(self, store):
+        def write(folder: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with pytest.raises(CheckpointError, match=r"step 3 could not be written .*No space left.*/step_000002$"):
+            save_on_all_ranks(store, 3, write)
 
 
 class TestVerify:
