@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+REWARD_ARGUMENTS = frozenset({"prompts", "completions", "completion_ids", "truncated"})
+"""What a reward function receives beside the columns of the data set."""
+
+
 @final
 @dataclass(frozen=True)
 class Prompt:
@@ -138,6 +142,8 @@ class PromptDataset:
         if "problem" not in self.columns:
             hint = nearest_name("problem", self.columns)
             raise ValueError(f"columns must map 'problem' to a column of the source, got {self.columns}; {hint}")
+        if taken := sorted(REWARD_ARGUMENTS.intersection(self.columns)):
+            raise ValueError(f"columns must not map {taken[0]!r}, which rewards receive from the collector; rename it")
         if self.max_prompt_length < 1:
             raise ValueError(f"max_prompt_length must be >= 1, got {self.max_prompt_length}")
         if self.on_overlong not in ("drop", "truncate"):

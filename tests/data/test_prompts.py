@@ -166,6 +166,10 @@ def test_a_wrong_column_mapping_names_the_nearest_column(tokenizer, source):
     ("arguments", "message"),
     [
         ({"columns": {"prompt": "problem"}}, "columns must map 'problem' to a column"),
+        (
+            {"columns": {"problem": "problem", "truncated": "cut"}},
+            "columns must not map 'truncated', which rewards receive from the collector",
+        ),
         ({"max_prompt_length": 0}, "max_prompt_length must be >= 1, got 0"),
         ({"on_overlong": "keep"}, "on_overlong must be 'drop' or 'truncate', got 'keep'"),
         ({"on_malformed": "drop"}, "on_malformed must be 'raise' or 'skip', got 'drop'"),
