@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import final
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from dapo_components.generation.base import Completion, GenerationRequest
 from dapo_components.generation.kv_cache import PromptAttention, SlotCache, round_up
 from dapo_components.generation.model_runner import ModelRunner
-from dapo_components.generation.request_state import Prompt, Row, check_request
+from dapo_components.generation.request_state import Row, check_request
 from dapo_components.generation.sampling import sample_tokens
+from dapo_components.generation.shared_prompts import SharedPrompts
 from dapo_components.generation.weights import WeightUpdateError, copy_parameters
 from dapo_components.training.causal_lm import attention_window, max_model_length
 
@@ -70,8 +71,6 @@ class CausalLMGenerator:
     """
 
     version: int
-    num_prefill_tokens: int
-    """Tokens that went through the model as prompts (padding not counted) since the start."""
     num_decode_passes: int
     """Forward passes of one token a row since the start."""
 
@@ -93,14 +92,11 @@ class CausalLMGenerator:
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be >= 2 (one prompt and one new token), got {self.max_model_len}")
         self.max_slots = max_slots
-        self.prefill_token_budget = prefill_token_budget
         self.version = version
-        self.num_prefill_tokens = 0
         self.num_decode_passes = 0
         self._waiting: deque[Row] = deque()
         self._slots: list[Row | None] = []
-        self._prompts: dict[tuple[int, ...], Prompt] = {}
-        self._demand: Counter[tuple[int, ...]] = Counter()
+        self._prompts = SharedPrompts(self._runner, prefill_token_budget)
         self._cache = SlotCache(self._runner.num_layers)
         self._unusable = ""
 
@@ -108,6 +104,11 @@ class CausalLMGenerator:
     def cache_bytes(self) -> int:
         """Memory of the key/value cache; kept between steps, released by :meth:`close`."""
         return self._cache.num_bytes
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens that went through the model as prompts (padding not counted) since the start."""
+        return self._prompts.num_tokens
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; either all of them or, on an error, none.
@@ -126,7 +127,7 @@ class CausalLMGenerator:
             check_request(request, vocab_size=self._runner.vocab_size, max_model_len=self.max_model_len)
         rows = [Row(request) for request in requests]
         self._waiting.extend(rows)
-        self._demand.update(row.context for row in rows)
+        self._prompts.expect(row.context for row in rows)
 
     def step(self) -> list[Completion]:
         """Admit waiting requests into free slots, then add one token to each running response.
@@ -151,7 +152,7 @@ class CausalLMGenerator:
         waiting = [row for row in self._waiting if row.request.request_id in wanted]
         self._slots = [None if row in running else row for row in self._slots]
         self._waiting = deque(row for row in self._waiting if row.request.request_id not in wanted)
-        self._forget_prompts(waiting)
+        self._prompts.forget(row.context for row in waiting)
         return [row.completion("abort") for row in (*running, *waiting)]
 
     def num_in_flight(self) -> int:
@@ -191,7 +192,6 @@ class CausalLMGenerator:
         self._waiting.clear()
         self._slots = []
         self._prompts.clear()
-        self._demand.clear()
         self._cache.release()
         self._unusable = _CLOSED
 
@@ -207,32 +207,19 @@ class CausalLMGenerator:
         finished: list[Completion] = []
         while self._waiting and (free := self._free_slots()):
             rows = list(islice(self._waiting, len(free)))
-            self._run_prompts(rows)
+            self._prompts.run(row.context for row in rows)
             self._reserve_slots(rows)
             finished += self._extend(rows, torch.stack([self._prompts[row.context].logits for row in rows]))
             # Not earlier: an exception above (out of memory, Ctrl-C) must not lose requests.
             for _ in rows:
                 self._waiting.popleft()
             self._occupy([row for row in rows if not row.done], free)
-            self._forget_prompts(rows)
+            self._prompts.forget(row.context for row in rows)
         return finished
 
     def _free_slots(self) -> list[int]:
         gaps = [slot for slot, row in enumerate(self._slots) if row is None]
         return gaps + list(range(len(self._slots), self.max_slots))
-
-    def _run_prompts(self, rows: Sequence[Row]) -> None:
-        """Run the prompts that ``rows`` need and that are not there yet, short ones together."""
-        missing = sorted({row.context for row in rows} - self._prompts.keys(), key=len)
-        while missing:
-            count = 1
-            while count < len(missing) and (count + 1) * len(missing[count]) <= self.prefill_token_budget:
-                count += 1
-            contexts, missing = missing[:count], missing[count:]
-            attention, logits = self._runner.run_prompts(contexts)
-            self.num_prefill_tokens += sum(len(context) for context in contexts)
-            for index, context in enumerate(contexts):
-                self._prompts[context] = Prompt(attention, index, logits[index])
 
     def _reserve_slots(self, rows: Sequence[Row]) -> None:
         keys = [self._prompts[row.context].batch.keys[0] for row in rows]
@@ -252,23 +239,15 @@ class CausalLMGenerator:
         for batch, sources, slots in batches.values():
             self._cache.load(batch, sources, slots)
 
-    def _forget_prompts(self, rows: Iterable[Row]) -> None:
-        """Take rows off the queue's demand, and drop prompts that no waiting request shares any more."""
-        for row in rows:
-            self._demand[row.context] -= 1
-            if not self._demand[row.context]:
-                del self._demand[row.context]
-                self._prompts.pop(row.context, None)
-
     def _requeue_running(self) -> None:
         """Send running rows back to the front of the queue; what they have becomes part of their prompt."""
         rows = [row for row in self._slots if row]
         for row in rows:
             row.requeue()
         self._slots = []
-        self._prompts.clear()
+        self._prompts.invalidate()
         self._waiting.extendleft(reversed(rows))
-        self._demand.update(row.context for row in rows)
+        self._prompts.expect(row.context for row in rows)
 
     def _close_gaps(self) -> None:
         """Move the last rows into free slots, so that running rows are slots 0, 1, 2, ..."""

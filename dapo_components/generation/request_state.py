@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from dapo_components.generation.base import Completion, FinishReason, GenerationRequest
-from dapo_components.generation.kv_cache import PromptAttention
 from dapo_components.generation.sampling import UniformStream
 
 _ROOM = 64
@@ -84,21 +81,6 @@ class Row:
             finish_reason=reason,
             error=self.error,
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Prompt:
-    """A prompt that went through the model.
-
-    Args:
-        batch: Keys and values of the prompts that ran with it.
-        index: Its row there.
-        logits: After its last token, ``[V]``.
-    """
-
-    batch: PromptAttention
-    index: int
-    logits: Tensor
 
 
 def check_request(request: GenerationRequest, *, vocab_size: int, max_model_len: int | None) -> None:
