@@ -192,15 +192,22 @@ def _run(arguments: Sequence[str], *, cwd: Path | None) -> int:
     found = str(program) if program.exists() else shutil.which(arguments[0])
     if found is None:
         raise ModuleNotFoundError(f"the program {arguments[0]!r} is not installed; type: dapo doctor")
-    # torchdata calls a deprecated function of torch at every start; that is no news for whoever runs a demo.
-    quiet = "ignore::UserWarning:torchdata.stateful_dataloader.stateful_dataloader"
-    environment = {**os.environ, "PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), quiet]))}
-    process = subprocess.Popen([found, *arguments[1:]], cwd=cwd, env=environment)
+    process = subprocess.Popen([found, *arguments[1:]], cwd=cwd, env=_environment())
     while True:
         try:
             return process.wait()
         except KeyboardInterrupt:
             continue  # the terminal sent it to the command too, which saves a checkpoint
+
+
+def _environment() -> dict[str, str]:
+    """What the demo's commands run under: the user's own variables, which win, and what suits a small CPU machine."""
+    # torchdata calls a deprecated function of torch at every start; that is no news for whoever runs a demo.
+    quiet = "ignore::UserWarning:torchdata.stateful_dataloader.stateful_dataloader"
+    warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), quiet]))
+    # Threads that wait by spinning ruin each other where the cores are shared; large pages save page faults on Linux.
+    suited = {"OMP_WAIT_POLICY": "passive", "THP_MEM_ALLOC_ENABLE": "1"}
+    return {**suited, **os.environ, "PYTHONWARNINGS": warnings}
 
 
 def _checkout() -> Path | None:
