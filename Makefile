@@ -62,7 +62,8 @@ demo: $(RECIPES_STAMP)
 	@$(BIN)dapo demo --seed $(SEED) --output-dir runs/demo
 
 test: check docs
-	$(PY) -m pytest
+	@# One thread each: the tensors of the tests are small, and threads that spin slow down whatever runs beside them.
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest
 
 check: lint types layers
 
