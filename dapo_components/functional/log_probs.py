@@ -15,7 +15,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from dapo_components.functional.log_prob_kernels import HeadLogProbs, LogitsLogProbs
+from dapo_components.functional.head_log_probs import HeadLogProbs
+from dapo_components.functional.logits_log_probs import LogitsLogProbs
 from dapo_components.functional.reductions import check_mask
 
 

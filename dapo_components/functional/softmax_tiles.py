@@ -1,7 +1,7 @@
 r"""A softmax over the vocabulary, tile by tile: statistics forward, gradient backward.
 
-The parts from which :mod:`~dapo_components.functional.log_probs` and
-:mod:`~dapo_components.functional.log_prob_kernels` are made. Logits pass through tiles that fit a processor's cache;
+The parts from which :mod:`~dapo_components.functional.logits_log_probs` and
+:mod:`~dapo_components.functional.head_log_probs` are made. Logits pass through tiles that fit a processor's cache;
 per row only the largest logit, the sum of exponentials relative to it and the entropy survive from forward to backward.
 
 Shapes: ``N`` rows (tokens to score), ``V`` vocabulary. With :math:`p` the softmax of a row :math:`x`, :math:`y` its
@@ -29,8 +29,12 @@ Rows = slice | Tensor
 
 
 def tile_elements(device: torch.device) -> int:
-    """Elements of a tile: the second-level cache of a CPU holds it through all passes; a GPU wants long kernels."""
-    return 2**19 if device.type == "cpu" else 2**25
+    """Elements of a tile.
+
+    On a CPU the last-level cache should hold it through all passes; smaller ones would fit the caches of single cores,
+    but a machine that is busy with other work loses more at the barrier after each operation. A GPU wants long kernels.
+    """
+    return 2**21 if device.type == "cpu" else 2**25
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""The autograd functions behind :mod:`dapo_components.functional.log_probs`, one per route.
+"""The autograd function behind :func:`dapo_components.functional.log_probs.linear_log_probs`.
 
 Shapes: ``N`` tokens to score, ``D`` hidden size, ``V`` vocabulary.
 """
@@ -14,93 +14,16 @@ from torch.autograd.function import once_differentiable
 
 from dapo_components.functional.softmax_tiles import (
     RowGradient,
-    Rows,
     Scratch,
     SoftmaxStatistics,
     active_rows,
     compute_dtype,
-    row_chunks,
     row_slices,
     tile_elements,
 )
 
 # Columns of a tile: narrower ones would make the products inefficient however many tokens a chunk has.
 _NARROWEST = 64
-
-
-class LogitsLogProbs(torch.autograd.Function):
-    """Log-probs and entropies of ``softmax(logits / temperature)``, some rows at a time."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        tokens: Tensor,
-        selected: Tensor | None,
-        temperature: float,
-        chunk_size: int | None,
-        with_entropy: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Score ``tokens`` [N], given ``logits`` [N, V], in the rows ``selected``; the others give 0."""
-        statistics = SoftmaxStatistics(tokens, dtype=compute_dtype(logits), with_entropy=with_entropy)
-        reader = _LogitsReader(logits, temperature, chunk_size)
-        for rows in row_chunks(logits.shape[0], selected, reader.chunk_size):
-            statistics.absorb(reader.read(rows), rows, 0, reader.scratch)
-        log_prob, entropy = statistics.log_prob(), statistics.entropy()
-        if selected is not None:
-            log_prob = torch.zeros_like(log_prob).index_copy_(0, selected, log_prob[selected])
-            entropy = None if entropy is None else torch.zeros_like(entropy).index_copy_(0, selected, entropy[selected])
-        ctx.save_for_backward(logits, selected, tokens, statistics.peak, statistics.total, entropy)
-        ctx.temperature, ctx.chunk_size = temperature, chunk_size
-        ctx.set_materialize_grads(False)
-        return log_prob, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradient for ``logits``, in their dtype; the one tensor of their size."""
-        if all(grad is None for grad in grad_outputs):
-            return (None,) * 6
-        logits, selected, *row_state = ctx.saved_tensors
-        active = active_rows(grad_outputs, selected)
-        gradient = RowGradient(*row_state, *(None if grad is None else grad / ctx.temperature for grad in grad_outputs))
-        reader = _LogitsReader(logits, ctx.temperature, ctx.chunk_size)
-        grad_logits = torch.empty_like(logits) if active is None else torch.zeros_like(logits)
-        in_place = active is None and grad_logits.dtype == gradient.peak.dtype
-        for rows in row_chunks(logits.shape[0], active, reader.chunk_size):
-            tile = reader.read(rows)
-            out = grad_logits[rows] if in_place else reader.scratch.shaped(0, tile.shape)
-            gradient.tile(tile, rows, 0, out, reader.scratch)
-            if not in_place:
-                grad_logits[rows] = out.to(grad_logits.dtype)
-        return grad_logits, None, None, None, None, None
-
-
-class _LogitsReader:
-    """Reads rows of logits in the dtype of the computation, divided by the temperature.
-
-    Args:
-        logits: ``[N, V]``.
-        temperature: Divides the logits.
-        chunk_size: Rows at a time, or None for as many as make a tile.
-    """
-
-    def __init__(self, logits: Tensor, temperature: float, chunk_size: int | None) -> None:
-        self.logits, self.temperature = logits, temperature
-        num_rows, width = logits.shape
-        # Each thread of a CPU should have some rows of its own.
-        fitting = max(4 * torch.get_num_threads(), tile_elements(logits.device) // max(1, width))
-        self.chunk_size = max(1, min(num_rows, chunk_size or fitting))
-        self.dtype = compute_dtype(logits)
-        self.scratch = Scratch(self.chunk_size * width, dtype=self.dtype, device=logits.device)
-
-    def read(self, rows: Rows) -> Tensor:
-        """The rows' logits: a view where nothing has to be computed, otherwise in scratch buffer 0."""
-        tile = self.logits[rows]
-        if tile.dtype == self.dtype and self.temperature == 1.0:
-            return tile
-        copy = self.scratch.shaped(0, tile.shape).copy_(tile)
-        return copy if self.temperature == 1.0 else copy.div_(self.temperature)
 
 
 class HeadLogProbs(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""What the two autograd functions do besides being right, which test_log_probs checks."""
+"""What the head's autograd function does besides being right, which test_log_probs checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dapo_components.functional.log_prob_kernels import HeadLogProbs, LogitsLogProbs
+from dapo_components.functional.head_log_probs import HeadLogProbs
 
 ROWS, WIDTH, VOCABULARY = 12, 8, 40
 PRODUCT = 2 * ROWS * WIDTH * VOCABULARY
@@ -62,22 +62,8 @@ def test_entropy_alone_can_carry_the_gradient(generator):
 
 
 def test_a_second_derivative_is_refused(generator):
-    hidden, weight, *rest = head_inputs(generator)
-    logits = (hidden @ weight.T).detach().requires_grad_()
-    for result, wanted in (
-        (HeadLogProbs.apply(hidden, weight, *rest, False)[0], hidden),
-        (LogitsLogProbs.apply(logits, rest[1], None, 1.0, None, False)[0], logits),
-    ):
-        (gradient,) = torch.autograd.grad(result.square().sum(), wanted, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            gradient.sum().backward()
-
-
-def test_logits_keep_their_memory_layout(generator):
-    logits = torch.randn(VOCABULARY, ROWS, generator=generator).T.requires_grad_()
-    tokens = torch.randint(VOCABULARY, (ROWS,), generator=generator)
-    found, _ = LogitsLogProbs.apply(logits, tokens, None, 1.0, 5, False)
-    found.sum().backward()
-    expected = logits.detach().clone().requires_grad_()
-    expected.log_softmax(-1).gather(1, tokens.unsqueeze(1)).sum().backward()
-    torch.testing.assert_close(logits.grad, expected.grad)
+    inputs = head_inputs(generator)
+    found, _ = HeadLogProbs.apply(*inputs, False)
+    (gradient,) = torch.autograd.grad(found.square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
