@@ -54,7 +54,11 @@ def trained(model_dir, tmp_path_factory):
         "dataset": {"source": str(problems)},
         "dynamic_sampling": {"enabled": False},
         # Equal rewards would give advantage 0 and no step: let the length decide.
-        "soft_overlong": {"buffer_length": 12},
+        "soft_overlong": {
+            "_component_": "dapo_components.rewards.SoftOverlongPunishment",
+            "max_length": 12,
+            "buffer_length": 12,
+        },
         "reward": {
             "rewards": {"length": "tests.recipes.test_smollm2:length_reward", "math": None},
             "accuracy_key": "length",
