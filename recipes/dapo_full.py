@@ -7,8 +7,6 @@ Run it, or a copy of it, with:
 
 Edit first: ``DAPOConfig`` (every key, its default and meaning), ``DAPORecipe.train`` (Algorithm 1 of the paper) and
 ``DAPORecipe.update`` (the loss). The rest is set-up, evaluation, checkpoints and logs.
-
-Notation: ``B`` prompts, ``G`` responses per prompt, ``T`` response positions.
 """
 
 # No `from __future__ import annotations`: `parse_config` needs the types of DAPOConfig as objects, and `tune run`
@@ -21,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,6 +32,7 @@ from dapo_components.collectors import (
     DynamicSamplingCollector,
     RolloutCollector,
     collect_on_all_ranks,
+    evaluate_on_all_ranks,
 )
 from dapo_components.data import PromptLoader, stop_token_ids
 from dapo_components.evaluation import accuracy_metrics
@@ -44,7 +43,7 @@ from dapo_components.reporting import RunReport
 from dapo_components.rewards import ReferenceKLPenalty
 from dapo_components.training.batch_arithmetic import BatchArithmetic
 from dapo_components.training.checkpoint import CheckpointError, CheckpointStore, save_on_all_ranks
-from dapo_components.training.config import ConfigError, build, parse_config
+from dapo_components.training.config import ConfigError, build, check_at_least, check_positive, parse_config
 from dapo_components.training.config_sections import Component, DynamicSamplingConfig, EvaluationConfig, KLConfig
 from dapo_components.training.distributed import all_gather, all_reduce_counts, full_parameters, start_process_group
 from dapo_components.training.entry import run_recipe, user_errors
@@ -59,7 +58,7 @@ from dapo_components.training.policy import (
     packed_log_probs,
 )
 from dapo_components.training.run_folder import open_run_folder, store_config
-from dapo_components.training.schedule import is_due, learning_rate_factor
+from dapo_components.training.schedule import LearningRate, is_due
 from dapo_components.training.torchtune_state import (
     HFCheckpoints,
     build_model,
@@ -123,6 +122,14 @@ class DAPOConfig:
     max_logged_rollouts: int | None = None  # per step and rank; null: all
     collective_timeout_minutes: int = 120  # how long ranks wait for the slowest one
 
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        check_at_least(self, 1, "num_steps", "max_shared_length", "collective_timeout_minutes")
+        check_at_least(self, 0, "save_every", "keep_checkpoints", "warmup_steps")
+        check_positive(self, "temperature", "max_grad_norm", "max_log_prob_difference")
+        if self.device == "cuda" and not (torch.cuda.is_available() or self.dry_run):
+            raise ValueError("device=cuda needs a GPU and a CUDA build of torch; set device=cpu or see `dapo doctor`")
+
     def sizes(self, world_size: int) -> BatchArithmetic:
         """Check how the batch divides."""
         names = {entry.name for entry in dataclasses.fields(BatchArithmetic)} - {"world_size"}
@@ -170,9 +177,9 @@ class DAPORecipe:
             print(f"no checkpoint in {self.checkpoints.root}: starting from step 0", flush=True)
         self._setup_models(checkpoint)
         self.optimizer = build(cfg.optimizer, self.model.parameters())
-        num_updates = cfg.num_steps * self.sizes.updates_per_rollout
-        factor = partial(learning_rate_factor, warmup_steps=cfg.warmup_steps, num_steps=num_updates, decay=cfg.lr_decay)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
+        num_steps = cfg.num_steps * self.sizes.updates_per_rollout
+        schedule = {"warmup_steps": cfg.warmup_steps, "num_steps": num_steps, "decay": cfg.lr_decay}
+        self.learning_rate = LearningRate(self.optimizer, **schedule)
         self.soft_overlong, self.advantage = build(cfg.soft_overlong), build(cfg.advantage)
         self.overlong_filter = OverlongFilter()
         self.kl_penalty = ReferenceKLPenalty(**cfg.kl.reward_arguments()) if cfg.kl.in_reward else None
@@ -181,8 +188,7 @@ class DAPORecipe:
         self._setup_rollouts()
         if checkpoint:
             self._load_state(torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True))
-        if self.rank == 0:
-            store_config(folder, dataclasses.asdict(cfg))
+        store_config(folder, dataclasses.asdict(cfg), rank=self.rank)
         self.report = RunReport(
             folder,
             step=self.step,
@@ -210,13 +216,10 @@ class DAPORecipe:
         cfg, sampling_cfg = self.cfg, self.cfg.dynamic_sampling
         tokenizer = build(cfg.tokenizer)
         self.generator = build(cfg.generator, self.sampler_model)
+        self.sizes.check_model_length(getattr(self.generator, "max_model_len", None))
+        pad_id = tokenizer.pad_token_id or 0
         collector = partial(
-            RolloutCollector,
-            self.generator,
-            build(cfg.reward),
-            tokenizer,
-            seed=cfg.seed,
-            pad_id=tokenizer.pad_token_id or 0,
+            RolloutCollector, self.generator, build(cfg.reward), tokenizer, seed=cfg.seed, pad_id=pad_id
         )
         sampling = SamplingParams(
             temperature=cfg.temperature, max_tokens=cfg.max_response_length, stop_token_ids=stop_token_ids(tokenizer)
@@ -237,10 +240,8 @@ class DAPORecipe:
         if cfg.evaluation:
             held_out = build(cfg.evaluation.dataset, tokenizer, max_prompt_length=cfg.max_prompt_length)
             self.held_out = [held_out[index] for index in range(self.rank, len(held_out), self.world_size)]
-            eval_sampling = dataclasses.replace(
-                sampling, temperature=cfg.evaluation.temperature, top_p=cfg.evaluation.top_p
-            )
-            self.evaluator = collector(sampling=eval_sampling, group_size=cfg.evaluation.num_samples)
+            sampling = dataclasses.replace(sampling, temperature=cfg.evaluation.temperature, top_p=cfg.evaluation.top_p)
+            self.evaluator = collector(sampling=sampling, group_size=cfg.evaluation.num_samples)
 
     def train(self) -> None:
         """Algorithm 1 of DAPO: sample until enough groups are informative, then update on them."""
@@ -270,7 +271,7 @@ class DAPORecipe:
                 if is_due(self.step, cfg.save_every) and self.step < cfg.num_steps:
                     self.save_checkpoint()
             self.stop_reason = "finished" if self.step >= cfg.num_steps else "interrupted"
-            if self.step > first_step:
+            if self.step > first_step or self.stop_reason == "interrupted":
                 self.save_checkpoint()
 
     def collect(self) -> TensorDict:
@@ -278,10 +279,14 @@ class DAPORecipe:
         try:
             return collect_on_all_ranks(self.collector)
         except CollectionFailed as error:
-            self.stop_reason = error.reason
-            if not error.weights_are_suspect:
-                self.save_checkpoint()
-            raise RunStopped(f"{error}; the newest checkpoint is {self.checkpoints.latest()}") from error
+            self._stop(error)
+
+    def _stop(self, error: CollectionFailed) -> NoReturn:
+        """Save what is worth saving, and end the run with the reason."""
+        self.stop_reason = error.reason
+        if not error.weights_are_suspect:
+            self.save_checkpoint()
+        raise RunStopped(f"{error}; the newest checkpoint is {self.checkpoints.latest()}") from error
 
     def snapshot_log_probs(self, batch: TensorDict) -> TensorDict:
         """Log-probs before the first update, and under the reference.
@@ -306,7 +311,7 @@ class DAPORecipe:
     def minibatches(self, batch: TensorDict) -> Iterator[TensorDict]:
         """Split whole groups into the optimizer steps of a rollout."""
         for _ in range(self.cfg.epochs_per_rollout):
-            # A batch that came out short still takes part in every optimizer step, with nothing if need be.
+            # A short batch still takes part in every optimizer step, with nothing if need be.
             for groups in torch.arange(batch.shape[0]).tensor_split(self.sizes.updates_per_epoch):
                 yield batch[groups]
 
@@ -338,23 +343,21 @@ class DAPORecipe:
             check_sampler_agreement(
                 reduced.get("sampling/log_prob_diff_max", 0.0), limit=self.cfg.max_log_prob_difference
             )
+        learning_rate = self.learning_rate.set(self.num_updates)
         grad_norm, is_finite = self.gradients.clip(self.model.parameters(), self.cfg.max_grad_norm)
         if is_finite:
             self.optimizer.step()
-        reduced |= {"lr": float(self.schedule.get_last_lr()[0]), "grad_norm": grad_norm}
-        self.schedule.step()
         self.num_updates += 1
-        return reduced
+        return reduced | {"lr": learning_rate, "grad_norm": grad_norm}
 
     def evaluate(self) -> None:
         """Sampled accuracy on the held-out prompts, with the same seeds every time."""
         if not self.cfg.evaluation or self.step in self.evaluations:
             return
-        accuracy = torch.zeros(0, self.cfg.evaluation.num_samples)
-        if self.held_out:  # fewer prompts than ranks leave some without
-            group_ids = [-1 - prompt.prompt_id for prompt in self.held_out]  # never those of training, and no new seeds
-            accuracy = self.evaluator.collect(self.held_out, group_ids).batch["accuracy"]
-        accuracy = torch.cat(all_gather(accuracy))
+        try:
+            accuracy = evaluate_on_all_ranks(self.evaluator, self.held_out)
+        except CollectionFailed as error:
+            self._stop(error)
         scores = accuracy_metrics(accuracy, ks=self.cfg.evaluation.pass_at)
         self.evaluations[self.step] = scores
         self.report.evaluation(scores)
@@ -373,7 +376,6 @@ class DAPORecipe:
         weights = full_state_dict(self.model, self.device)
         state = {
             "optimizer": optimizer_state(self.model, self.optimizer),
-            "schedule": self.schedule.state_dict(),
             "collectors": all_gather(self.collector.state_dict()),
             "progress": {name: getattr(self, name) for name in PROGRESS},
         }
@@ -391,7 +393,6 @@ class DAPORecipe:
                 "resume with the same --nproc_per_node"
             )
         load_optimizer_state(self.model, self.optimizer, state["optimizer"], self.device)
-        self.schedule.load_state_dict(state["schedule"])
         self.collector.load_state_dict(state["collectors"][self.rank])
         for name in PROGRESS:
             setattr(self, name, state["progress"][name])

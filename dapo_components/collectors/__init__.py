@@ -1,6 +1,6 @@
 """Collectors turn prompts into batches."""
 
-from dapo_components.collectors.distributed import CollectionFailed, collect_on_all_ranks
+from dapo_components.collectors.distributed import CollectionFailed, collect_on_all_ranks, evaluate_on_all_ranks
 from dapo_components.collectors.dynamic_sampling import DynamicSamplingCollector, DynamicSamplingExhausted
 from dapo_components.collectors.rollout import GenerationFailed, RewardFailed, RolloutCollector, Rollouts, request_seed
 
@@ -13,5 +13,6 @@ __all__ = [
     "RolloutCollector",
     "Rollouts",
     "collect_on_all_ranks",
+    "evaluate_on_all_ranks",
     "request_seed",
 ]

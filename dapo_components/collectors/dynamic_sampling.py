@@ -185,6 +185,11 @@ class DynamicSamplingCollector:
         """Continue exactly where :meth:`state_dict` was taken."""
         self.loader.load_state_dict(state["loader"])
         size = (1, self.rollouts.group_size)
+        waiting_sizes = {batch["reward"].shape[1] for _, batch in state["waiting"]} - {size[1]}
+        if waiting_sizes:
+            raise ValueError(
+                f"group_size must be {waiting_sizes.pop()} as in the saved state, in which groups wait, got {size[1]}"
+            )
         self._waiting = [(step, TensorDict(batch, batch_size=size)) for step, batch in state["waiting"]]
         self._acceptance = state["acceptance"]
         self._num_launched = state["num_launched"]

@@ -158,8 +158,12 @@ class RolloutCollector:
         ]
         self.generator.submit(requests)
         finished: list[Completion] = []
-        while self.generator.num_in_flight():
-            finished += self.generator.step()
+        try:
+            while self.generator.num_in_flight():
+                finished += self.generator.step()
+        except BaseException:
+            self.generator.abort([request.request_id for request in requests])  # the ids are free for the next call
+            raise
         finished.sort(key=lambda completion: completion.request_id)
         failed = [completion for completion in finished if completion.finish_reason == "error"]
         if failed or len(finished) != len(requests):

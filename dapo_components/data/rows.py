@@ -102,8 +102,8 @@ def _json_row(location: str, line: bytes) -> Row:
         return Row(location, {}, f"expected UTF-8 text, found the byte {line[error.start]:#04x} at byte {error.start}")
     try:
         fields = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+    except (ValueError, RecursionError) as error:  # also an integer of more digits than Python converts
+        reason = str(getattr(error, "msg", error)) if isinstance(error, ValueError) else "nested too deeply"
         return Row(location, {}, f"expected one JSON object a line ({reason}), found {shown(text)}")
     if not isinstance(fields, dict):
         return Row(location, {}, f"expected a JSON object, found {shown(text)}")

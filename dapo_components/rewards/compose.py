@@ -16,6 +16,7 @@ from dapo_components.data.names import nearest_name
 from dapo_components.rewards.functions import RewardFunction, Row, accepted_inputs, resolve_reward, score_list
 from dapo_components.rewards.result import RewardResult
 
+_LARGEST = torch.finfo(torch.float32).max
 _logger = logging.getLogger(__name__)
 
 
@@ -145,7 +146,7 @@ class RewardSet:
                 f"reward {name!r} must return a number, None or a RewardResult for each response, "
                 f"got {row!r} ({kind}) at index {index}"
             ) from None
-        if math.isfinite(score):
+        if abs(score) <= _LARGEST:
             return score
         message = f"reward {name!r} must return finite numbers, got {score} at index {index}"
         if self.on_error == "raise":

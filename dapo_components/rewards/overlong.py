@@ -63,6 +63,7 @@ class SoftOverlongPunishment(Component):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the shaped reward and the penalty to ``tensordict`` and return it."""
         reward, length = self.read(tensordict)
+        reward = reward if reward.is_floating_point() else reward.float()  # an integer cannot hold a fraction
         punishment = soft_overlong_punishment(
             length, max_length=self.max_length, buffer_length=self.buffer_length, penalty=self.penalty
         ).to(reward.dtype)

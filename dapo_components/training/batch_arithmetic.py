@@ -64,6 +64,18 @@ class BatchArithmetic:
                 f"of max_prompt_length + max_response_length = {self.max_sequence_length} tokens; raise it"
             )
 
+    def check_model_length(self, max_model_length: int | None) -> None:
+        """Refuse sequences that a model or an engine cannot hold.
+
+        Raises:
+            ValueError: If prompt and response together may be longer than ``max_model_length``.
+        """
+        if max_model_length is not None and self.max_sequence_length > max_model_length:
+            raise ValueError(
+                f"max_prompt_length + max_response_length = {self.max_sequence_length} tokens exceed the "
+                f"{max_model_length} of the model or generator; shorten one of them"
+            )
+
     @property
     def responses_per_step(self) -> int:
         """Responses of a rollout step, over all ranks."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,6 +85,28 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close!r}?" if close else ""
 
 
+def check_at_least(values: object, minimum: int, *names: str) -> None:
+    """Refuse attributes below ``minimum``.
+
+    Raises:
+        ConfigError: For the first that is.
+    """
+    for name in names:
+        if getattr(values, name) < minimum:
+            raise ConfigError(f"config key {name!r} must be >= {minimum}, got {getattr(values, name)}")
+
+
+def check_positive(values: object, *names: str) -> None:
+    """Refuse attributes that are not above 0 and finite.
+
+    Raises:
+        ConfigError: For the first that is not.
+    """
+    for name in names:
+        if not 0 < getattr(values, name) < math.inf:
+            raise ConfigError(f"config key {name!r} must be > 0 and finite, got {getattr(values, name)}")
+
+
 def locate(path: str) -> Callable[..., Any]:
     """Import the object at a dotted path.
 
@@ -156,7 +179,11 @@ def build(node: Mapping[str, Any] | None, *args: Any, **kwargs: Any) -> Any:
         raise ConfigError(f"{path}: {error}; given {sorted(merged)}") from None
     except ValueError:
         pass  # builtins without a signature
-    return target(*args, **merged)
+    try:
+        return target(*args, **merged)
+    except (TypeError, AttributeError, ArithmeticError, AssertionError) as error:
+        # What a constructor that does not check its arguments does with a wrong one.
+        raise ConfigError(f"{path} cannot be built with {arguments}: {type(error).__name__}: {error}") from error
 
 
 def _build_nested(value: Any) -> Any:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from dapo_components.training.config import check_at_least
 
 Component = dict[str, Any]
 """A mapping with ``_component_``, the dotted path of what to build, beside its arguments."""
@@ -64,6 +67,15 @@ class KLConfig:
     placement: Literal["loss", "reward"] = "loss"
     estimator: Literal["k1", "k2", "k3", "abs"] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a coefficient out of range.
+
+        Raises:
+            ValueError: If ``coef`` is negative or not finite.
+        """
+        if not 0.0 <= self.coef < math.inf:
+            raise ValueError(f"kl.coef must be >= 0 and finite, got {self.coef}")
+
     @property
     def in_reward(self) -> bool:
         """Whether the reward is changed."""
@@ -107,3 +119,17 @@ class EvaluationConfig:
     pass_at: list[int] = field(default_factory=lambda: [1, 4])
     temperature: float = 1.0
     top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range.
+
+        Raises:
+            ValueError: If a k of ``pass_at`` is not in ``[1, num_samples]``, or a number is too small.
+        """
+        check_at_least(self, 1, "num_samples")
+        check_at_least(self, 0, "every")
+        for k in self.pass_at:
+            if not 1 <= k <= self.num_samples:
+                raise ValueError(
+                    f"evaluation.pass_at must hold numbers in [1, num_samples={self.num_samples}], got {k}"
+                )

@@ -28,8 +28,18 @@ def run_recipe(recipe_main: Callable[[], object]) -> None:
     if unknown:
         print(f"error: unknown flag {unknown[0]}; override config keys as key=value, without dashes", file=sys.stderr)
         raise SystemExit(2)
-    with user_errors(FileNotFoundError, OmegaConfBaseException, YAMLError):
-        recipe_main()
+    words = [argument for argument in sys.argv[1:] if "=" not in argument and not argument.startswith("--")]
+    if "--config" in sys.argv[:-1]:
+        words.remove(sys.argv[sys.argv.index("--config") + 1])
+    if words:
+        print(f"error: {words[0]!r} is not an override; write it as key=value", file=sys.stderr)
+        raise SystemExit(2)
+    try:
+        with user_errors(FileNotFoundError, OmegaConfBaseException, YAMLError):
+            recipe_main()
+    except KeyboardInterrupt:
+        print("\ninterrupted; the last checkpoint stays as it is", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 @contextmanager

@@ -60,13 +60,16 @@ def open_run_folder(folder: str | Path, *, resume: bool, config: Mapping[str, An
     ]
 
 
-def store_config(folder: str | Path, config: Mapping[str, Any]) -> None:
+def store_config(folder: str | Path, config: Mapping[str, Any], *, rank: int = 0) -> None:
     """Mark a folder as a run's, once everything is built: a run that could not start does not block the folder.
 
     Args:
         folder: Output folder.
         config: Plain values of the run's config.
+        rank: This process; only rank 0 writes.
     """
+    if rank > 0:
+        return
     partial = Path(folder) / f".{CONFIG_FILE}.partial"
     partial.write_text(json.dumps(config, indent=1, default=str) + "\n")
     partial.replace(Path(folder) / CONFIG_FILE)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from functools import partial
+from typing import Literal, final
+
+from torch.optim import Optimizer
 
 
 def learning_rate_factor(
@@ -35,6 +38,42 @@ def learning_rate_factor(
         return 1.0
     progress = (step - warmup_steps) / max(1, num_steps - warmup_steps)
     return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+
+
+@final
+class LearningRate:
+    """Set an optimizer's learning rate for each step; a function of the step alone, so nothing is to be saved.
+
+    Args:
+        optimizer: Its present learning rates are the base of the schedule.
+        warmup_steps: See :func:`learning_rate_factor`.
+        num_steps: See :func:`learning_rate_factor`.
+        decay: See :func:`learning_rate_factor`.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+        >>> LearningRate(optimizer, warmup_steps=2, num_steps=10).set(0), optimizer.param_groups[0]["lr"]
+        (0.25, 0.25)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        warmup_steps: int,
+        num_steps: int,
+        decay: Literal["constant", "cosine"] = "constant",
+    ) -> None:
+        self._optimizer = optimizer
+        self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._factor = partial(learning_rate_factor, warmup_steps=warmup_steps, num_steps=num_steps, decay=decay)
+
+    def set(self, step: int) -> float:
+        """Set the rates of the step after ``step`` optimizer steps; returns that of the first parameter group."""
+        for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
+            group["lr"] = base * self._factor(step)
+        return self._base[0] * self._factor(step)
 
 
 def is_due(step: int, every: int) -> bool:

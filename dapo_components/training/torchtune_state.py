@@ -158,13 +158,27 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Return the whole optimizer state on rank 0; other ranks get an empty dict. A collective."""
     rank, world_size = rank_and_world_size()
     if world_size > 1:
-        return training.get_full_optimizer_state_dict(model, optimizer, rank == 0)  # pyright: ignore[reportArgumentType]
-    return optimizer.state_dict()
+        state = training.get_full_optimizer_state_dict(model, optimizer, rank == 0)  # pyright: ignore[reportArgumentType]
+    else:
+        state = optimizer.state_dict()
+    return {"kind": type(optimizer).__name__, "state": state}
 
 
 def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any], device: torch.device) -> None:
-    """Give an optimizer the state that :func:`optimizer_state` returned. A collective."""
+    """Give an optimizer the moments that :func:`optimizer_state` returned, and keep its own settings. A collective.
+
+    Learning rate, weight decay and the like are those of the config that resumes, not of the one that was saved.
+    """
+    if state["kind"] != type(optimizer).__name__:
+        raise ConfigError(
+            f"the checkpoint holds the state of {state['kind']}, the config names {type(optimizer).__name__}; resume "
+            "with the same optimizer"
+        )
+    state = state["state"]
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     if rank_and_world_size()[1] > 1:
         training.load_from_full_optimizer_state_dict(model, optimizer, state, device)  # pyright: ignore[reportArgumentType]
     else:
         optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)

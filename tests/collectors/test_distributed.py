@@ -1,9 +1,17 @@
 import pytest
+import torch
 
-from dapo_components.collectors import CollectionFailed, GenerationFailed, RewardFailed, collect_on_all_ranks
+from dapo_components.collectors import (
+    CollectionFailed,
+    GenerationFailed,
+    RewardFailed,
+    collect_on_all_ranks,
+    evaluate_on_all_ranks,
+    request_seed,
+)
 from dapo_components.collectors import distributed as module
 from dapo_components.rewards import RewardSet
-from tests.collectors.scripted import SeededGenerator, collector, prompt_ids
+from tests.collectors.scripted import PromptList, SeededGenerator, collector, prompt_ids
 
 
 def other_rank_reports(monkeypatch, reason, text):
@@ -52,3 +60,32 @@ def test_a_reward_that_raises_is_a_failure_with_its_name():
     assert caught.value.reason == "reward failed"
     assert issubclass(RewardFailed, RuntimeError)
     assert issubclass(GenerationFailed, RuntimeError)
+
+
+def test_a_rank_without_held_out_prompts_takes_part_in_the_evaluation(monkeypatch):
+    source = collector("IIII", generator=SeededGenerator(), prompts_per_step=1).rollouts
+    alone = evaluate_on_all_ranks(source, [source_prompt(0), source_prompt(1)])
+    assert alone.shape == (2, source.group_size)
+    gathered = []
+
+    def gather(item):
+        gathered.append(item)
+        return [item, alone] if isinstance(item, torch.Tensor) else [item, item]
+
+    monkeypatch.setattr(module, "all_gather", gather)
+    assert torch.equal(evaluate_on_all_ranks(source, []), alone)
+    assert gathered[-1].shape == (0, source.group_size)
+
+
+def test_an_evaluation_uses_the_same_seeds_every_time_and_none_of_training():
+    generator = SeededGenerator()
+    source = collector("IIII", generator=generator, prompts_per_step=1).rollouts
+    prompts = [source_prompt(0), source_prompt(1)]
+    first, second = evaluate_on_all_ranks(source, prompts), evaluate_on_all_ranks(source, prompts)
+    assert torch.equal(first, second)
+    held_out = {request_seed(source.seed, -1 - p.prompt_id, p.prompt_id, 0) for p in prompts}
+    assert held_out.isdisjoint({request_seed(source.seed, p.prompt_id, p.prompt_id, 0) for p in prompts})
+
+
+def source_prompt(index):
+    return PromptList(2)[index]

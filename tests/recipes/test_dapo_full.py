@@ -133,6 +133,71 @@ def test_resuming_gives_the_run_that_was_never_stopped(inputs, tmp_path):
     assert whole[0] == whole[1]
 
 
+def test_a_new_learning_rate_counts_on_resume_and_warm_up_goes_on_where_it_was(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run", num_steps=2, warmup_steps=4)
+    run(values)
+    run(
+        {
+            **values,
+            "num_steps": 4,
+            "resume": True,
+            "optimizer": {**values["optimizer"], "lr": 1e-3, "weight_decay": 0.5},
+        }
+    )
+    assert [row["lr"] for row in metrics(tmp_path / "run")] == pytest.approx([3e-3 / 4, 6e-3 / 4, 3e-3 / 4, 1e-3])
+    recipe = make(
+        {**values, "num_steps": 4, "resume": True, "optimizer": {"_component_": "torch.optim.SGD", "lr": 1e-3}}
+    )
+    with pytest.raises(ConfigError, match="the checkpoint holds the state of AdamW, the config names SGD"):
+        recipe.setup()
+
+
+def test_the_reference_of_the_kl_is_the_initial_model_after_a_resume_too(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run", num_steps=2, kl={"coef": 0.1})
+    initial = run(values).reference.state_dict()
+    resumed = make({**values, "num_steps": 3, "resume": True})
+    resumed.setup()
+    assert equal_weights(initial, resumed.reference.state_dict())
+    assert not equal_weights(initial, resumed.model.state_dict())
+
+
+def test_a_checkpoint_of_more_processes_is_refused(inputs, tmp_path):
+    recipe = run(config_values(inputs, tmp_path / "run", num_steps=1))
+    state = torch.load(recipe.checkpoints.latest() / "state.pt", weights_only=True)
+    state["collectors"] *= 2
+    with pytest.raises(ConfigError, match="written by 2 processes, this run has 1; resume with the same"):
+        recipe._load_state(state)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num_steps": 0}, "'num_steps' must be >= 1, got 0"),
+        ({"max_grad_norm": -1.0}, "'max_grad_norm' must be > 0 and finite, got -1.0"),
+        ({"max_grad_norm": float("inf")}, "'max_grad_norm' must be > 0 and finite, got inf"),
+        ({"warmup_steps": -5}, "'warmup_steps' must be >= 0, got -5"),
+        ({"kl": {"coef": float("inf")}}, "kl.coef must be >= 0 and finite, got inf"),
+        ({"max_response_length": 100}, r"= 108 tokens exceed the 64 of the model or generator"),
+        (
+            {"evaluation": {"dataset": {}, "num_samples": 4, "pass_at": [8]}},
+            r"pass_at must hold numbers in \[1, .*got 8",
+        ),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_the_folder_is_taken(inputs, tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        make(config_values(inputs, tmp_path / "run", **overrides)).setup()
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_reward_that_fails_in_the_evaluation_stops_the_run_in_good_order(inputs, tmp_path):
+    values = config_values(inputs, tmp_path / "run")
+    values["reward"] = {**values["reward"], "rewards": {"broken": "tests.recipes.recipe_runs:raises"}}
+    with pytest.raises(RunStopped, match=r"rank 0: reward 'broken' raised ZeroDivisionError"):
+        run(values)
+    assert summary(tmp_path / "run")["stop_reason"] == "reward failed"
+
+
 def test_another_seed_is_another_run(inputs, tmp_path):
     run(config_values(inputs, tmp_path / "a", num_steps=1))
     run(config_values(inputs, tmp_path / "b", num_steps=1, seed=1))
@@ -283,17 +348,6 @@ def test_a_reward_that_raises_stops_the_run_with_a_checkpoint(inputs, tmp_path):
     assert summary(tmp_path / "run")["stop_reason"] == "reward failed"
     assert summary(tmp_path / "run")["accuracy_after"] is None
     assert (tmp_path / "run" / "checkpoints" / "step_000000").exists()
-
-
-def test_a_rank_without_held_out_prompts_takes_part_in_the_evaluation(inputs, tmp_path):
-    recipe = make(config_values(inputs, tmp_path / "run"))
-    recipe.setup()
-    whole, recipe.held_out = recipe.held_out, []
-    with pytest.raises(ValueError, match=r"shape \(0, 4\)"):  # alone it has nothing to measure, but it got there
-        recipe.evaluate()
-    recipe.held_out = whole
-    recipe.evaluate()
-    assert 0 <= recipe.evaluations[0]["mean@4"] <= 1
 
 
 def test_dry_run_describes_and_loads_nothing(inputs, tmp_path):

@@ -106,3 +106,12 @@ def test_overlong_filtering_after_the_advantage_keeps_the_row_in_the_statistics(
     kept = OverlongFilter()(estimate(batch[:1]))
     assert kept["advantage"].tolist() == [[1.0, -1.0]]  # rewards 1 and -1: the truncated row is in the mean
     assert kept["loss_mask"].sum(dim=-1).tolist() == [[16, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_whole_number_rewards_keep_the_fraction_of_the_penalty(dtype):
+    batch = TensorDict(
+        {"reward": torch.tensor([1, 1], dtype=dtype), "response_length": torch.tensor([80, 90])}, batch_size=[2]
+    )
+    shaped = SoftOverlongPunishment(max_length=100, buffer_length=20)(batch)
+    assert shaped["reward"].tolist() == [1.0, 0.5]

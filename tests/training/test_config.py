@@ -205,9 +205,10 @@ class TestBuild:
         with pytest.raises(ConfigError, match=message):
             build(node)
 
-    def test_an_error_of_the_component_itself_passes_through(self):
-        with pytest.raises(TypeError, match="from inside"):
+    def test_a_constructor_that_chokes_on_a_value_is_named_with_its_arguments(self):
+        with pytest.raises(ConfigError, match=r"explode cannot be built with \{\}: TypeError: from inside") as caught:
             build({"_component_": f"{__name__}.explode"})
+        assert isinstance(caught.value.__cause__, TypeError)
 
 
 def test_the_schema_may_be_any_dataclass():
