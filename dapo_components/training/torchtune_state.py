@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -16,9 +17,6 @@ from torchtune import modules, training
 
 from dapo_components.training.config import ConfigError, build
 from dapo_components.training.distributed import rank_and_world_size
-
-# One line per file written, in the middle of a progress bar.
-logging.getLogger("torchtune.utils._logging").setLevel(logging.WARNING)
 
 
 @final
@@ -76,7 +74,8 @@ class HFCheckpoints:
         Something must have been loaded before: the layout of the files is the same.
         """
         shutil.rmtree(self.scratch / "epoch_0", ignore_errors=True)
-        self._checkpointer.save_checkpoint({training.MODEL_KEY: state_dict}, epoch=0)
+        with _quiet_torchtune():
+            self._checkpointer.save_checkpoint({training.MODEL_KEY: state_dict}, epoch=0)
         shutil.move(self.scratch / "epoch_0", folder)
 
 
@@ -182,3 +181,15 @@ def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: dict[str
         optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         group.update(own)
+
+
+@contextmanager
+def _quiet_torchtune() -> Iterator[None]:
+    """Keep its notices on every file out of the middle of a progress bar."""
+    logger = logging.getLogger("torchtune.utils._logging")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
