@@ -127,8 +127,6 @@ class DAPOConfig:
         check_at_least(self, 1, "num_steps", "max_shared_length", "collective_timeout_minutes")
         check_at_least(self, 0, "save_every", "keep_checkpoints", "warmup_steps")
         check_positive(self, "temperature", "max_grad_norm", "max_log_prob_difference")
-        if self.device == "cuda" and not (torch.cuda.is_available() or self.dry_run):
-            raise ValueError("device=cuda needs a GPU and a CUDA build of torch; set device=cpu or see `dapo doctor`")
 
     def sizes(self, world_size: int) -> BatchArithmetic:
         """Check how the batch divides."""
@@ -164,6 +162,8 @@ class DAPORecipe:
     def setup(self) -> None:
         """Build what the config names, load weights, and resume if asked."""
         cfg, folder = self.cfg, Path(self.cfg.output_dir)
+        if cfg.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device=cuda needs a GPU and a CUDA build of torch; set device=cpu or see `dapo doctor`")
         training.set_seed(cfg.seed)
         if self.rank == 0:
             for change in open_run_folder(folder, resume=cfg.resume, config=dataclasses.asdict(cfg)):

@@ -154,7 +154,7 @@ def full_state_dict(model: nn.Module, device: torch.device) -> dict[str, Tensor]
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Return the whole optimizer state on rank 0; other ranks get an empty dict. A collective."""
+    """Return the kind of the optimizer and, on rank 0, its whole state; other ranks get an empty one. A collective."""
     rank, world_size = rank_and_world_size()
     if world_size > 1:
         state = training.get_full_optimizer_state_dict(model, optimizer, rank == 0)  # pyright: ignore[reportArgumentType]

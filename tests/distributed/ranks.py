@@ -157,7 +157,7 @@ def two_steps(share: TensorDict, folder: Path) -> dict[str, Any]:
         "norm": norm,
         "allowed": allowed,
         "weights": weights,
-        "num_state": len(state),
+        "num_state": len(state["state"]),
         "after": {name: tensor.clone() for name, tensor in full_parameters(resumed)},
     }
 
