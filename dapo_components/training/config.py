@@ -64,6 +64,8 @@ def parse_config(values: Mapping[str, Any], schema: type[Schema], *, prefix: str
     faults = [
         f"unknown config key {f'{prefix}{key}'!r}{nearest(str(key), fields)}" for key in values if key not in fields
     ]
+    # torchtune writes the override `soft_overlong=null` into the component: {"_component_": None, ...}.
+    values = {key: None if _is_null_component(value) else value for key, value in values.items()}
     accepted: dict[str, Any] = {}
     for name, field in fields.items():
         if name in values:
@@ -184,6 +186,10 @@ def build(node: Mapping[str, Any] | None, *args: Any, **kwargs: Any) -> Any:
     except (TypeError, AttributeError, ArithmeticError, AssertionError) as error:
         # What a constructor that does not check its arguments does with a wrong one.
         raise ConfigError(f"{path} cannot be built with {arguments}: {type(error).__name__}: {error}") from error
+
+
+def _is_null_component(value: Any) -> bool:
+    return isinstance(value, Mapping) and COMPONENT in value and value[COMPONENT] is None
 
 
 def _build_nested(value: Any) -> Any:

@@ -50,7 +50,7 @@ class HFCheckpoints:
         if not (path / "config.json").exists() or not files:
             raise ConfigError(
                 f"checkpointer.checkpoint_dir={path} is not a Hugging Face model folder (config.json and weights as "
-                "*.safetensors or *.bin); for a small one try `dapo demo-model tiny <folder>`"
+                "*.safetensors or *.bin); `dapo demo` makes the one that tiny_cpu.yaml names"
             )
         try:
             checkpointer = build(

@@ -214,3 +214,9 @@ class TestBuild:
 def test_the_schema_may_be_any_dataclass():
     made = dataclasses.make_dataclass("Made", [("seed", int, 3)])
     assert parse_config({}, made) == made(3)
+
+
+def test_a_component_can_be_switched_off_on_the_command_line():
+    """`key=null` arrives from torchtune as a component without a path."""
+    made = dataclasses.make_dataclass("Made", [("penalty", dict[str, Any] | None, None)])
+    assert parse_config({"penalty": {"_component_": None, "max_length": 8}}, made).penalty is None
