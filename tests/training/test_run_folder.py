@@ -26,7 +26,9 @@ def test_a_new_folder_is_made_and_holds_its_config(tmp_path):
 
 def test_a_run_that_never_started_leaves_its_folder_free(tmp_path):
     open_run_folder(tmp_path, resume=False, config=CONFIG)
+    assert not (tmp_path / "config.json").exists()
     start(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == CONFIG
 
 
 def test_a_folder_with_a_run_is_refused_untouched(tmp_path):
