@@ -321,7 +321,6 @@ class DAPORecipe:
         minibatch["group_num_tokens"] = group_num_tokens(minibatch["loss_mask"])
         rows: Any = minibatch.flatten(0, 1)
         metrics = MetricSums()
-        self.optimizer.zero_grad(set_to_none=True)
         for packed in micro_batches(minibatch, self.forward, device=self.device):
             log_prob, entropy = packed_log_probs(
                 self.model, packed or idle_packed(self.device), self.forward, with_entropy=True
@@ -347,6 +346,7 @@ class DAPORecipe:
         grad_norm, is_finite = self.gradients.clip(self.model.parameters(), self.cfg.max_grad_norm)
         if is_finite:
             self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)  # gradients take no memory while the engine samples
         self.num_updates += 1
         return reduced | {"lr": learning_rate, "grad_norm": grad_norm}
 

@@ -102,7 +102,7 @@ class CausalLMGenerator:
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of the key/value cache; kept between steps, released by :meth:`close`."""
+        """Memory of the key/value cache; released when the last request leaves."""
         return self._cache.num_bytes
 
     @property
@@ -143,6 +143,7 @@ class CausalLMGenerator:
         self._close_gaps()
         if self._slots:
             finished += self._decode()
+        self._release_if_idle()
         return finished
 
     def abort(self, request_ids: Sequence[int]) -> list[Completion]:
@@ -153,6 +154,7 @@ class CausalLMGenerator:
         self._slots = [None if row in running else row for row in self._slots]
         self._waiting = deque(row for row in self._waiting if row.request.request_id not in wanted)
         self._prompts.forget(row.context for row in waiting)
+        self._release_if_idle()
         return [row.completion("abort") for row in (*running, *waiting)]
 
     def num_in_flight(self) -> int:
@@ -197,6 +199,12 @@ class CausalLMGenerator:
 
     def _rows(self) -> list[Row]:
         return [*(row for row in self._slots if row), *self._waiting]
+
+    def _release_if_idle(self) -> None:
+        """Give the cache's memory back to the training that comes next; allocating it again costs next to nothing."""
+        if not self._rows():
+            self._slots = []
+            self._cache.release()
 
     def _check_usable(self) -> None:
         if self._unusable:

@@ -188,14 +188,31 @@ def test_a_finished_response_gives_its_slot_to_the_next_at_once():
     assert generator.num_decode_passes == 5
 
 
-def test_cache_stops_growing():
+def test_cache_grows_to_what_the_slots_need_and_goes_with_the_last_request():
     generator = CausalLMGenerator(tiny_torchtune(), max_slots=4)
-    sizes = []
+    largest, afterwards = [], []
     for round_seed in range(0, 60, 12):
-        finish(generator, make_requests(12, seed=round_seed, max_tokens=20, stop_token_ids=()))
-        sizes.append(generator.cache_bytes)
+        generator.submit(make_requests(12, seed=round_seed, max_tokens=20, stop_token_ids=()))
+        sizes = []
+        while generator.num_in_flight():
+            sizes.append(generator.cache_bytes)
+            generator.step()
+        largest.append(max(sizes))
+        afterwards.append(generator.cache_bytes)
     # 2 layers, keys and values, 4 slots, 2 heads, 7 + 20 positions rounded up to 32, 4 wide, float32.
-    assert sizes == [2 * 2 * 4 * 2 * 32 * 4 * 4] * 5
+    assert largest == [2 * 2 * 4 * 2 * 32 * 4 * 4] * 5
+    assert afterwards == [0] * 5
+
+
+def test_abort_of_the_last_request_releases_the_cache():
+    generator = CausalLMGenerator(tiny_torchtune())
+    requests = make_requests(2, max_tokens=20, stop_token_ids=())
+    generator.submit(requests)
+    generator.step()
+    generator.abort([requests[0].request_id])
+    assert generator.cache_bytes > 0
+    generator.abort([requests[1].request_id])
+    assert generator.cache_bytes == 0
 
 
 def test_cache_follows_a_response_that_outgrows_it():
