@@ -188,7 +188,6 @@ class DAPORecipe:
         self._setup_rollouts()
         if checkpoint:
             self._load_state(torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True))
-        store_config(folder, dataclasses.asdict(cfg), rank=self.rank)
         self.report = RunReport(
             folder,
             step=self.step,
@@ -199,6 +198,7 @@ class DAPORecipe:
             max_logged_rollouts=cfg.max_logged_rollouts,
             metric_logger=build(cfg.metric_logger) if self.rank == 0 else None,
         )
+        store_config(folder, dataclasses.asdict(cfg), rank=self.rank)
 
     def _setup_models(self, checkpoint: Path | None) -> None:
         """The policy, the sampler's full copy where the policy is sharded, and the reference if there is a KL term."""
@@ -439,7 +439,7 @@ def recipe_main(cfg: DictConfig) -> None:
         if world_size > 1:
             start_process_group(recipe.device, timeout_minutes=settings.collective_timeout_minutes)
         recipe.setup()
-    with user_errors(RunStopped, CheckpointError):
+    with user_errors(RunStopped, CheckpointError, OSError):
         try:
             recipe.train()
         finally:

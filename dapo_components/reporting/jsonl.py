@@ -30,11 +30,18 @@ class StepFile:
             self.num_dropped = _drop_after(self.path, resume_step)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write rows in one call, so that a crash leaves at most one of them incomplete."""
+        """Write rows in one call, so that a crash leaves at most one of them incomplete.
+
+        Raises:
+            OSError: If they cannot be written (a full disk, say); the message names the file.
+        """
         text = "".join(to_json(row) + "\n" for row in rows)
-        with self.path.open("ab") as file:
-            # A lone surrogate cannot be UTF-8; as the escape it is valid JSON and reads back the same.
-            file.write(text.encode("utf-8", errors="backslashreplace"))
+        try:
+            with self.path.open("ab") as file:
+                # A lone surrogate cannot be UTF-8; as the escape it is valid JSON and reads back the same.
+                file.write(text.encode("utf-8", errors="backslashreplace"))
+        except OSError as error:
+            raise OSError(error.errno, f"cannot write {self.path}: {error.strerror}") from error
 
 
 def to_json(row: Mapping[str, Any]) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from dapo_components.reporting.metrics_log import MetricsLog
 from dapo_components.reporting.rollout_log import RolloutLog
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 SUMMARY_FILE = "run_summary.json"
+LOCK_FILE = ".run.lock"
 
 
 class MetricLogger(Protocol):
@@ -42,12 +46,15 @@ class RunReport:
         max_logged_rollouts: Most responses written per step and rank; None writes all.
         metric_logger: Receives the same metrics; None for none.
 
+    Raises:
+        ValueError: If another run that has not ended writes into ``folder``.
+
     Example:
         >>> import tempfile
         >>> report = RunReport(tempfile.mkdtemp(), step=0, num_steps=1, num_updates=0)
         >>> rollout = {"reward": 0.5, "completions/mean_length": 12.0, "tokens_per_second": 100.0}
         >>> report.step_done([{"policy_loss": 0.1}], rollout, num_updates=1)
-        >>> sorted(path.name for path in report.folder.iterdir())
+        >>> sorted(path.name for path in report.folder.glob("*.jsonl"))
         ['metrics.jsonl']
     """
 
@@ -67,6 +74,7 @@ class RunReport:
 
         self.folder = Path(folder)
         self.rank = rank
+        self._lock = _lock(self.folder) if rank == 0 else None
         self.metric_logger = metric_logger
         self.step = step
         rollouts = self.folder / f"rollouts_rank{rank}.jsonl"
@@ -142,6 +150,24 @@ class RunReport:
         print(f"{facts.get('stop_reason', 'stopped')} after {self.step} steps; summary in {path}", flush=True)
         if self.metric_logger:
             self.metric_logger.close()
+        if self._lock:
+            self._lock.release()
+
+
+def _lock(folder: Path) -> BaseFileLock:
+    """Keep a second run out of the folder; the system lifts the lock if this process dies."""
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(
+            f"output_dir={str(folder)!r} is in use by another run; wait until that one has ended, "
+            "or choose another output_dir"
+        ) from error
+    return lock
 
 
 def _is_mean(name: str) -> bool:

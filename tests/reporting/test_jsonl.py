@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,3 +75,12 @@ def test_a_malformed_line_is_named(tmp_path, line):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"path must be an existing JSON Lines file, got .*log\.jsonl"):
         read_rows(tmp_path / "log.jsonl")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_reported_with_the_file(tmp_path):
+    path = tmp_path / "log.jsonl"
+    file = StepFile(path)
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"cannot write .*log\.jsonl: No space left on device"):
+        file.append([{"step": 1}])

@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import pytest
 
@@ -37,6 +38,18 @@ def summary(folder):
     return json.loads((folder / "run_summary.json").read_text())
 
 
+def test_a_second_run_is_kept_out_until_the_first_has_ended(tmp_path):
+    open_report = partial(RunReport, tmp_path, step=0, num_steps=1, num_updates=0)
+    first = open_report()
+    first.step_done([{"loss": 1.0}], ROLLOUT, num_updates=1)
+    with pytest.raises(ValueError, match=r"output_dir=.* is in use by another run"):
+        open_report()
+    assert len(list(read_metrics(tmp_path / "metrics.jsonl"))) == 1
+    open_report(rank=1)
+    first.close(evaluations={})
+    open_report()
+
+
 def test_one_row_per_optimizer_step_with_the_rollouts_numbers_in_each(tmp_path):
     logger = SpyLogger()
     report = RunReport(tmp_path, step=0, num_steps=2, num_updates=0, metric_logger=logger)
@@ -53,6 +66,7 @@ def test_resuming_drops_what_will_be_repeated(tmp_path):
     for number in (1, 2, 3):
         report.rollouts([ROW])
         report.step_done([{"loss": float(number)}], ROLLOUT, num_updates=number)
+    report.close(evaluations={})
     again = RunReport(tmp_path, step=1, num_steps=3, num_updates=1)
     again.rollouts([{**ROW, "response": "second try"}])
     again.step_done([{"loss": 20.0}], ROLLOUT, num_updates=2)
